@@ -117,7 +117,7 @@ func (f *clusterFlags) restore(ctx context.Context, out io.Writer) error {
 	}
 	nodes, err := f.restoreAuthority(ctx)
 	if err != nil {
-		return fmt.Errorf("the streams are restored, but not who may join: %w; empty the folder data of all servers, and try again", err)
+		return fmt.Errorf("the streams are restored, but the membership is not safe yet: %w; empty the folder data of all servers, and try again", err)
 	}
 	fmt.Fprintf(out, "%s of %s: %d bytes restored\njoin tokens of the backup are void\n", f.file, made.Local().Format(time.DateTime), total)
 	if len(nodes) > 0 && f.keep {
@@ -151,8 +151,8 @@ func noneRuns(ctx context.Context, bus *queue.Bus) error {
 	}
 }
 
-// restoreAuthority makes the restored list of who may join safe, see
-// [authority.Authority.Restored]. It returns the nodes in the list.
+// restoreAuthority makes the restored membership safe, see [authority.Authority.Restored]. It
+// returns the nodes of the membership.
 func (f *clusterFlags) restoreAuthority(ctx context.Context) (nodes []string, err error) {
 	c, err := queue.OpenCluster(ctx, f.cfg)
 	if err != nil {

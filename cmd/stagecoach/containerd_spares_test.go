@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -149,15 +148,17 @@ func TestSpareContainersTakeStarts(t *testing.T) {
 		if path != keysmanager.PathSpare || second != kept.PID {
 			t.Errorf("%s: the second start is process %d on path %q, want the spare %d on %q", name, second, path, kept.PID, keysmanager.PathSpare)
 		}
-		got := surroundings(t, second)
 		// A Go program blocks all signals for a moment while it starts a thread.
-		for again := 0; got != want && again < 100; again++ {
-			time.Sleep(10 * time.Millisecond)
+		var got string
+		t.Cleanup(func() {
+			if got != want {
+				t.Logf("%s: a replica that was a spare has\n%s\nwant\n%s", name, got, want)
+			}
+		})
+		r.until(soon, "the surroundings of a replica that was a spare to be those of another", func() bool {
 			got = surroundings(t, second)
-		}
-		if got != want {
-			t.Errorf("%s: a replica that was a spare has\n%s\nwant\n%s", name, got, want)
-		}
+			return got == want
+		})
 		r.must(http.StatusOK, http.MethodPost, "/function/"+name, "x")
 		if next := r.awaitSpare(name); next.PID == second {
 			t.Errorf("%s: process %d is a replica and a spare", name, second)

@@ -70,6 +70,20 @@ func (n *nodesRig) splitPipeline() {
 	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
 }
 
+// bigItem is the size of an item of askBoth.
+const bigItem = 2 << 20
+
+// askBoth sends a large item to the pipeline "both", which answers with it.
+func (n *nodesRig) askBoth() {
+	n.t.Helper()
+	big := make([]byte, bigItem)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
+	got := n.must(http.StatusOK, http.MethodPost, "/function/both", string(big), "Content-Type", "application/octet-stream")
+	if !bytes.Equal(got.Body, big) {
+		n.t.Errorf("got %d bytes, want the %d sent ones", len(got.Body), len(big))
+	}
+}
+
 // TestLargeItemsReachReplicasBesideUp runs a pipeline whose second stage is on the machine of up,
 // without a daemon that gets items for it.
 func TestLargeItemsReachReplicasBesideUp(t *testing.T) {
@@ -78,12 +92,7 @@ func TestLargeItemsReachReplicasBesideUp(t *testing.T) {
 	n.farDaemon("n1")
 	n.daemon("n2")
 	n.splitPipeline()
-	big := make([]byte, 2<<20)
-	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
-	answer := n.must(http.StatusOK, http.MethodPost, "/function/both", string(big), "Content-Type", "application/octet-stream")
-	if !bytes.Equal(answer.Body, big) {
-		t.Errorf("got %d bytes, want the %d sent ones", len(answer.Body), len(big))
-	}
+	n.askBoth()
 	if got := n.value(`stagecoach_node_items_total{way="fetched"}`); got != 1 {
 		t.Errorf("%v items were fetched, want 1", got)
 	}
@@ -100,22 +109,17 @@ func TestLargeItemsGoFromNodeToNode(t *testing.T) {
 	n.farDaemon("n1")
 	n.farDaemon("n2")
 	n.splitPipeline()
-	big := make([]byte, 2<<20)
-	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
 	carried := func() float64 {
 		return n.value(`stagecoach_tunnel_bytes_total{direction="sent"}`) + n.value(`stagecoach_tunnel_bytes_total{direction="received"}`)
 	}
 	largest, before := n.largestMessage(), carried()
 	const requests = 4
 	for range requests {
-		got := n.must(http.StatusOK, http.MethodPost, "/function/both", string(big), "Content-Type", "application/octet-stream")
-		if !bytes.Equal(got.Body, big) {
-			t.Errorf("got %d bytes, want the %d sent ones", len(got.Body), len(big))
-		}
+		n.askBoth()
 	}
 	// The input and the answer; through up, it would be twice as much.
-	if got := carried() - before; got < 2*requests*float64(len(big)) || got > 2.5*requests*float64(len(big)) {
-		t.Errorf("%d requests took %.0f bytes of up's connections, want those of two items of %d each", requests, got, len(big))
+	if got := carried() - before; got < 2*requests*bigItem || got > 2.5*requests*bigItem {
+		t.Errorf("%d requests took %.0f bytes of up's connections, want those of two items of %d each", requests, got, bigItem)
 	}
 	if got := n.value(`stagecoach_node_items_total{way="left"}`); got != requests {
 		t.Errorf("%v items have stayed on their node, want %d", got, requests)

@@ -46,19 +46,27 @@ func initialized(t *testing.T, n int) (of *natstest.Cluster, key string) {
 	return of, filepath.Join(dir, outside.KeyFile)
 }
 
+// twoControls starts two control planes without nodes, on servers of `cluster init`. The first one
+// leads. n has the nodes of the second one, and key is the file with the cluster key.
+func twoControls(t *testing.T, servers int) (a, b *rig, n *nodesRig, key string) {
+	t.Helper()
+	of, key := initialized(t, servers)
+	flags := []string{"--nats", of.String(), "--cluster-key", key, "--no-node"}
+	a = start(t, flags...)
+	a.leads(1)
+	b = start(t, flags...)
+	b.standsBy(1)
+	n = &nodesRig{rig: b, url: of.String()}
+	n.open(controlOf(t, key, of.String()))
+	return a, b, n, key
+}
+
 // TestNodesOutliveTheLeader has two control planes on NATS outside, and a node that both reach over
 // TLS alone. Requests of both reach functions there, also large ones of functions that speak HTTP.
 // The leader is killed, and the next one uses the node. Then the node is revoked, and ends.
 func TestNodesOutliveTheLeader(t *testing.T) {
 	t.Parallel()
-	of, file := initialized(t, 3)
-	flags := []string{"--nats", of.String(), "--cluster-key", file, "--no-node"}
-	a := start(t, flags...)
-	a.leads(1)
-	b := start(t, flags...)
-	b.standsBy(1)
-	n := &nodesRig{rig: b, url: of.String()}
-	n.open(controlOf(t, file, of.String()))
+	a, b, n, _ := twoControls(t, 3)
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte(n.printed("--name", "n1", "--uses", "1")), 0o600); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -22,48 +21,29 @@ import (
 // None of these items goes through the leader or through NATS.
 func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 	t.Parallel()
-	of, file := initialized(t, 1)
-	flags := []string{"--nats", of.String(), "--cluster-key", file, "--no-node"}
-	a := start(t, flags...)
-	a.leads(1)
-	b := start(t, flags...)
-	b.standsBy(1)
-	n := &nodesRig{rig: b, url: of.String()}
-	n.open(controlOf(t, file, of.String()))
+	a, b, n, key := twoControls(t, 1)
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte(n.printed("--uses", "2")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	n.farDaemon("n1", "--token", token)
-	a.deployAll(fn{"first", "noop", one(), map[string]string{"pipeline": "both", "next": "second"}, nil})
-	n.until(soon, "the first stage on n1", func() bool { return len(n.running("n1", "first")) == 1 })
 	n.farDaemon("n2", "--token", token)
-	n.operate("cordon", "n1")
-	a.deployAll(fn{"second", "noop", one(), map[string]string{"pipeline": "both"}, nil})
-	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
+	n.splitPipeline()
 
 	b.until(soon, "the standby to know the pipeline", func() bool {
 		return b.send(http.MethodPost, "/function/both", "x").Status == http.StatusOK
 	})
-	big := make([]byte, 1<<20)
-	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
-	send := func() {
-		t.Helper()
-		if got := b.must(http.StatusOK, http.MethodPost, "/function/both", string(big)); string(got.Body) != string(big) {
-			t.Errorf("%d bytes, want the %d of the request", len(got.Body), len(big))
-		}
-	}
 	whole := func() float64 {
 		return b.value(`stagecoach_flow_message_items_total{direction="sent"}`) + b.value(`stagecoach_flow_message_items_total{direction="received"}`)
 	}
 	items := func(way string) float64 {
 		return b.value(fmt.Sprintf("stagecoach_node_items_total{way=%q}", way))
 	}
-	b.until(soon, "the standby to reach both nodes", func() bool { before := whole(); send(); return whole() == before })
+	b.until(soon, "the standby to reach both nodes", func() bool { before := whole(); n.askBoth(); return whole() == before })
 	carried := func() float64 {
 		return a.value(`stagecoach_tunnel_bytes_total{direction="sent"}`) + a.value(`stagecoach_tunnel_bytes_total{direction="received"}`)
 	}
-	largest, through := watchMessages(t, n.url, controlAccess(t, file)), carried()
+	largest, through := watchMessages(t, n.url, controlAccess(t, key)), carried()
 	before := map[string]float64{"whole": whole()}
 	const requests = 4
 	ways := map[string]float64{"left": 2 * requests, "fetched": requests, "given": requests, "relayed": 0}
@@ -71,7 +51,7 @@ func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 		before[way] = items(way)
 	}
 	for range requests {
-		send()
+		n.askBoth()
 	}
 	if got := whole() - before["whole"]; got != 0 {
 		t.Errorf("%v large items went through NATS", got)
@@ -81,7 +61,7 @@ func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 			t.Errorf("%v items %s, want %v", got, way, want)
 		}
 	}
-	if got := carried() - through; got > float64(len(big)) {
+	if got := carried() - through; got > bigItem {
 		t.Errorf("%d requests took %.0f bytes of the leader's connections, want none of their items", requests, got)
 	}
 	n.until(soon, "a message", func() bool {

@@ -19,8 +19,8 @@ type lock struct {
 	users int           // how many callers have the lock or wait for it
 }
 
-// Lock locks a key. If the key is locked, Lock waits until it is unlocked or ctx ends. Callers get
-// the lock in the order of their calls. The caller calls unlock once.
+// Lock locks a key. If the key is locked, Lock waits until it is unlocked or ctx ends. The
+// caller calls unlock once.
 func (l *Locks) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	k := l.use(key)
 	select {

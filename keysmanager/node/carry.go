@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -60,10 +59,6 @@ type owners struct {
 	left int // calls without an answer
 }
 
-// fetchTime bounds how long a batch waits for its items. The control plane cancels calls at their
-// deadline.
-const fetchTime = 5 * time.Minute
-
 func newCarry(items Items, of running, near, far *wire.Outlet, log *slog.Logger) *carry {
 	c := &carry{
 		running: of, items: items, far: far, near: near, log: log,
@@ -114,7 +109,7 @@ func (c *carry) toReplica(f *wire.Frame) (wire.Edited, error) {
 	number, files := f.Batch, f.Files
 	c.work.Go(func() {
 		defer cancel(nil)
-		ctx, stop := context.WithTimeout(ctx, fetchTime)
+		ctx, stop := context.WithTimeout(ctx, wire.FetchTime)
 		defer stop()
 		c.fetch(ctx, number, b, files)
 	})

@@ -71,7 +71,7 @@ func (enc *encoder) input(in tensor.Input, n int, kept *int) (out tensor.Input, 
 	out = slices.Clone(in)
 	for i := range out {
 		var more []*os.File
-		if n+len(files)+*kept+len(out[i].Items) <= wire.MaxFiles {
+		if attached(n+len(files)+*kept, out[i].Items) {
 			out[i].Items, more, err = wire.Attach(out[i].Items, n+len(files), open)
 		} else {
 			out[i].Items, err = tensor.Resolve(store, out[i].Items)
@@ -86,14 +86,20 @@ func (enc *encoder) input(in tensor.Input, n int, kept *int) (out tensor.Input, 
 
 // large reports whether an input has an item that is not sent inline.
 func large(in tensor.Input) bool {
-	for _, p := range in {
-		for i := range p.Items {
-			if p.Items[i].Ref != nil || p.Items[i].Size() > tensor.InlineLimit {
-				return true
-			}
+	return slices.ContainsFunc(in, func(p tensor.Part) bool { return separate(p.Items) > 0 })
+}
+
+// attached reports whether items can be files or references in a frame that has used others.
+func attached(used int, items tensor.Activation) bool { return used+len(items) <= wire.MaxFiles }
+
+// separate returns how many of the items are files or references where the frame has room for them.
+func separate(items tensor.Activation) (n int) {
+	for i := range items {
+		if items[i].Ref != nil || items[i].Size() > tensor.InlineLimit {
+			n++
 		}
 	}
-	return false
+	return n
 }
 
 // unsent returns the reply to a call of a batch that is not sent. The bad call fails with the error

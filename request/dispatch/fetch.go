@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -26,9 +25,6 @@ type Items interface {
 	// Fetch returns an item as a file, which the caller closes.
 	Fetch(ctx context.Context, ref tensor.Ref) (*os.File, error)
 }
-
-// fetchTime bounds how long a batch waits for its items, if its calls have no deadline.
-const fetchTime = 5 * time.Minute
 
 // errEnded means that a replica ended before it got a batch.
 var errEnded = errors.New("the replica ended before it got the batch")
@@ -47,14 +43,12 @@ func (r prepared) close() {
 
 func (prepared) effect() {}
 
-// far returns the items in a task's input that nodes keep.
-func far(t *task.Task) iter.Seq[tensor.Ref] {
+// far returns the items that nodes keep.
+func far(items tensor.Activation) iter.Seq[tensor.Ref] {
 	return func(yield func(tensor.Ref) bool) {
-		for _, p := range t.Input {
-			for i := range p.Items {
-				if ref := p.Items[i].Ref; ref != nil && ref.Node != "" && !yield(*ref) {
-					return
-				}
+		for i := range items {
+			if ref := items[i].Ref; ref != nil && ref.Node != "" && !yield(*ref) {
+				return
 			}
 		}
 	}
@@ -62,20 +56,22 @@ func far(t *task.Task) iter.Seq[tensor.Ref] {
 
 // needed returns the items of a batch that this process has to fetch from nodes, each item once.
 func (l *link) needed(e Send) (refs []tensor.Ref) {
-	all, known := 0, map[tensor.Ref]bool{}
+	used, known := 0, map[tensor.Ref]bool{}
 	for _, t := range e.Tasks {
 		for _, p := range t.Input {
-			all += len(p.Items)
-		}
-		for ref := range far(t) {
-			if !known[ref] {
-				known[ref] = true
-				refs = append(refs, ref)
+			if attached(used, p.Items) {
+				used += separate(p.Items)
+				if l.at != nil {
+					continue // the replica's daemon fetches them
+				}
+			}
+			for ref := range far(p.Items) {
+				if !known[ref] {
+					known[ref] = true
+					refs = append(refs, ref)
+				}
 			}
 		}
-	}
-	if l.at != nil && all <= wire.MaxFiles {
-		return nil // the replica's daemon fetches them
 	}
 	return refs
 }
@@ -90,7 +86,7 @@ func (o *outbox) fetch(e Send, refs []tensor.Ref) {
 	o.waits.Add(e.Batch, len(e.Tasks), end)
 	o.work.Go(func() {
 		defer end(nil)
-		ctx, stop := context.WithTimeout(ctx, fetchTime)
+		ctx, stop := context.WithTimeout(ctx, wire.FetchTime)
 		defer stop()
 		o.get(ctx, e, refs)
 		o.flush()
@@ -244,9 +240,11 @@ type fetched struct {
 func (f *fetched) lost(e Send, calls []int) error {
 	var lost wire.LostError
 	for _, call := range calls {
-		for ref := range far(e.Tasks[call]) {
-			if err := f.errs[ref]; err != nil {
-				lost = append(lost, wire.LostItem{Call: call, Ref: ref, Err: err})
+		for _, p := range e.Tasks[call].Input {
+			for ref := range far(p.Items) {
+				if err := f.errs[ref]; err != nil {
+					lost = append(lost, wire.LostItem{Call: call, Ref: ref, Err: err})
+				}
 			}
 		}
 	}
@@ -282,8 +280,9 @@ func (f *fetched) Get(ref tensor.Ref) ([]byte, error) {
 
 // drop closes the files of a frame, except for those that were fetched.
 func (f *fetched) drop(files []*os.File) {
+	own := slices.Collect(maps.Values(f.files))
 	for _, file := range files {
-		if !slices.Contains(slices.Collect(maps.Values(f.files)), file) {
+		if !slices.Contains(own, file) {
 			_ = file.Close() // opened for reading only
 		}
 	}

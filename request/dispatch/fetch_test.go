@@ -333,6 +333,22 @@ func TestItemsThatCannotBeGot(t *testing.T) {
 	a.gets("next")
 }
 
+// TestSmallItemsTakeNoFiles has a daemon fetch an item of a batch that also has many small items.
+func TestSmallItemsTakeNoFiles(t *testing.T) {
+	r := newRig(t, Spec{})
+	n := r.nodes()
+	a := attachAt(t, r.shell, "r1")
+	k := newTask("k1", 0)
+	k.Input = tensor.Input{{From: "p", Items: make(tensor.Activation, wire.MaxFiles)}, {From: "q", Items: tensor.Activation{n.item("x")}}}
+	for i := range k.Input[0].Items {
+		k.Input[0].Items[i] = text("small")
+	}
+	r.shell.Submit(k)
+	if f := a.read(wire.FrameBatch); !f.Kept || len(n.fetches) > 0 {
+		t.Errorf("kept %v, %d fetches here; want a reference for the daemon", f.Kept, len(n.fetches))
+	}
+}
+
 // TestManyItemsOfNodesComeInline checks a batch with more items than a frame can have files.
 func TestManyItemsOfNodesComeInline(t *testing.T) {
 	r := newRig(t, Spec{})

@@ -59,9 +59,9 @@ var notInBackups = map[string]bool{"KV_leases": true}
 // and records before their objects. An object is deleted later than the record that refers to it,
 // so a backup has the objects of all its records.
 //
-// The list of who may join comes last of all, so that it is restored last. It is an old list, which
-// is not safe until the caller of Restore has changed it. If a restore is interrupted before that
-// stream, the servers have no list, so nobody on it gets in.
+// The membership comes last of all, so that it is restored last. It is an old one, which is not
+// safe until the caller of Restore has changed it. If a restore is interrupted before that stream,
+// the servers have no membership, so none of its nodes gets in.
 func streamOrder(a, b string) int {
 	last := func(s string) int {
 		switch {

@@ -49,7 +49,7 @@ func TestBackup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := []string{"DEAD", "JOURNAL-0", "JOURNAL-1", "KV_functions", "KV_replicas", "OBJ_journal", "KV_authority"}; !slices.Equal(stored, want) {
-		t.Errorf("stored %q, want %q, and who may join after the objects", stored, want)
+		t.Errorf("stored %q, want %q, and the membership after the objects", stored, want)
 	}
 	put("a.b", "2")
 	enter(t, j, "f", "later", "s")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -146,33 +147,33 @@ func (c *Cluster) closeConns() {
 	}
 }
 
-// checkServers connects to each server once, and returns an error if one is too old, or if none
-// answers.
+// checkServers connects to all servers at the same time, and returns an error if one is too old, or
+// if none answers.
 func (c *Cluster) checkServers() error {
-	var old, away []error
-	for _, url := range c.cfg.URLs {
-		connect := nats.Connect
-		if len(c.cfg.URLs) == 1 { // no other one may answer
-			connect = dial
-		}
-		nc, err := connect(url, append(c.cfg.options("check", c.cfg.access()), nats.NoReconnect())...)
-		if err != nil {
-			away = append(away, fmt.Errorf("%s: %w", url, classified(err)))
-			continue
-		}
-		if err := tooOld(url, nc.ConnectedServerVersion()); err != nil {
-			old = append(old, err)
-		}
-		nc.Close()
+	old, away := make([]error, len(c.cfg.URLs)), make([]error, len(c.cfg.URLs))
+	var all sync.WaitGroup
+	for i, url := range c.cfg.URLs {
+		all.Go(func() {
+			nc, err := dial(url, append(c.cfg.options("check", c.cfg.access()), nats.NoReconnect())...)
+			if err != nil {
+				away[i] = fmt.Errorf("%s: %w", url, classified(err))
+				return
+			}
+			old[i] = tooOld(url, nc.ConnectedServerVersion())
+			nc.Close()
+		})
 	}
-	switch {
-	case len(old) > 0:
-		return errors.Join(old...)
-	case len(away) == len(c.cfg.URLs):
+	all.Wait()
+	if err := errors.Join(old...); err != nil {
+		return err
+	}
+	if !slices.Contains(away, nil) {
 		return fmt.Errorf("no server of %s can be reached: %w", c, errors.Join(away...))
 	}
 	for _, err := range away {
-		c.cfg.Log.Warn("a server of the NATS cluster cannot be reached now", "error", err)
+		if err != nil {
+			c.cfg.Log.Warn("a server of the NATS cluster cannot be reached now", "error", err)
+		}
 	}
 	return nil
 }

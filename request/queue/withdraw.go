@@ -98,9 +98,7 @@ func storeWithdrawal(ctx context.Context, j *Journal, m *message, shard int32, s
 		case api == nil && !errors.Is(err, jetstream.ErrNoStreamResponse):
 			return 0, false, err
 		}
-		select { // the stream has stored nothing, so try again
-		case <-time.After(withdrawAgain):
-		case <-ctx.Done():
+		if !pause(ctx, withdrawAgain) { // the stream has stored nothing, so try again
 			return 0, false, err
 		}
 	}

@@ -144,27 +144,11 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 	if err != nil {
 		return j.leave(ctx, back, m, End{Err: err})
 	}
-	// With NATS outside, a process that was overtaken may have stored a callback, too, and may
-	// withdraw it.
-	if it.old && (ln.key.kind == Run || j.cfg.Disk.cluster != nil) {
-		if ln.key.kind == Run {
-			starts := m.number(headStarts) + 1
-			if starts >= maxStarts {
-				return j.leave(ctx, back, m, End{Err: fmt.Errorf("%d processes ended while it ran, want fewer than %d", starts, maxStarts)})
-			}
-			m.setNumber(headStarts, starts)
-		}
-		m.keepAccepted(m)
-		seq, err := j.replace(ctx, it, m)
-		switch {
-		case errors.Is(err, errOvertaken):
-			return reread(ctx, j, back, m)
-		case err == nil:
-			back.item.seq, back.item.old = seq, false
-		case j.cfg.Disk.cluster != nil && !errors.Is(err, ErrFull) && !disk.IsFull(err):
-			back.at = time.Now().Add(time.Second) // an overtaken process may have withdrawn the record
+	if it.old {
+		var runs bool
+		if back, runs = begin(ctx, j, ln.key.kind, back, m); !runs {
 			return back
-		} // on a full disk, this start is not counted, because runs make room
+		}
 	}
 	rec := Record{
 		ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Value: m.value, Attempt: int(m.number(headFailed)) + 1,
@@ -183,6 +167,33 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		return back          // the work ends here, which is not the record's fault
 	}
 	return j.leave(ctx, back, m, end)
+}
+
+// begin stores that a record m, which this process has found, begins to run. If runs is false, the
+// record does not run now, and next is its state.
+func begin(ctx context.Context, j *Journal, kind Kind, is state, m *message) (next state, runs bool) {
+	outside := j.cfg.Disk.cluster != nil
+	if kind == Run {
+		starts := m.number(headStarts) + 1
+		if starts >= maxStarts {
+			return j.leave(ctx, is, m, End{Err: fmt.Errorf("%d processes ended while it ran, want fewer than %d", starts, maxStarts)}), false
+		}
+		m.setNumber(headStarts, starts)
+	} else if !outside {
+		return is, true // nobody can withdraw it
+	}
+	m.keepAccepted(m)
+	seq, err := j.replace(ctx, is.item, m)
+	switch {
+	case errors.Is(err, errOvertaken):
+		return reread(ctx, j, is, m), false
+	case err == nil:
+		is.item.seq, is.item.old = seq, false
+	case outside && !errors.Is(err, ErrFull) && !disk.IsFull(err):
+		is.at = time.Now().Add(time.Second) // an overtaken process may have withdrawn the record
+		return is, false
+	}
+	return is, true // on a full disk, this start is not counted, because runs make room
 }
 
 // logMissing logs that a record of the index is not in the streams. With NATS outside, a process

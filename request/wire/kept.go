@@ -149,6 +149,10 @@ func keptItems(b Batch) (out []keptItem) {
 	return out
 }
 
+// FetchTime bounds how long a batch waits for its items. The control plane cancels calls at their
+// limits.
+const FetchTime = 5 * time.Minute
+
 // fetchesAtOnce is how many items of a batch are fetched at the same time.
 const fetchesAtOnce = 8
 
@@ -174,9 +178,10 @@ type Fetched struct {
 	batch Batch
 	files []*os.File // of the batch's own frame
 	items []keptItem
-	got   []*os.File // by item; nil: the item is lost
-	errs  []error    // by item
-	err   error      // of the whole batch
+	at    map[tensor.Ref]int // indexes in got and errs
+	got   []*os.File         // nil: the item is lost
+	errs  []error
+	err   error // of the whole batch
 }
 
 // FetchBatch fetches the items of a batch that nodes keep. files are the files of the batch's
@@ -187,14 +192,23 @@ func FetchBatch(b Batch, files []*os.File, get func(tensor.Ref) (*os.File, error
 		f.err = fmt.Errorf("%d files and %d items of nodes in one batch, want at most %d in all", len(files), n, MaxFiles)
 		return f
 	}
-	f.got, f.errs = Fetch(KeptRefs(b), get)
+	refs := KeptRefs(b)
+	f.at = make(map[tensor.Ref]int, len(refs))
+	for i, ref := range refs {
+		f.at[ref] = i
+	}
+	f.got, f.errs = Fetch(refs, get)
 	return f
 }
 
-// KeptRefs returns the references of a batch to items that nodes keep.
+// KeptRefs returns the references of a batch to items that nodes keep, each item once.
 func KeptRefs(b Batch) (refs []tensor.Ref) {
+	known := map[tensor.Ref]bool{}
 	for _, it := range keptItems(b) {
-		refs = append(refs, *it.at.Ref)
+		if ref := *it.at.Ref; !known[ref] {
+			known[ref] = true
+			refs = append(refs, ref)
+		}
 	}
 	return refs
 }
@@ -214,9 +228,8 @@ func (f *Fetched) Frame(number uint64, calls []int) (Frame, error) {
 	}
 	var lost LostError
 	out := Batch{Calls: make([]Call, len(calls))}
-	at := make(map[int]int, len(calls)) // indexes in calls
 	for k, call := range calls {
-		at[call], out.Calls[k] = k, f.batch.Calls[call]
+		out.Calls[k] = f.batch.Calls[call]
 	}
 	var files []*os.File
 	for k := range out.Calls {
@@ -229,10 +242,11 @@ func (f *Fetched) Frame(number uint64, calls []int) (Frame, error) {
 			}
 		}
 	}
-	for i, it := range f.items {
-		if _, ok := at[it.call]; !ok {
+	for _, it := range f.items {
+		if !slices.Contains(calls, it.call) {
 			continue
 		}
+		i := f.at[*it.at.Ref]
 		if f.errs[i] != nil {
 			lost = append(lost, LostItem{it.call, *it.at.Ref, f.errs[i]})
 			continue

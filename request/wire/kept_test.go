@@ -202,6 +202,23 @@ func TestFetched(t *testing.T) {
 	}
 }
 
+// TestItemsAreFetchedOnce has two calls that need the same item.
+func TestItemsAreFetchedOnce(t *testing.T) {
+	call := func(request string) Call {
+		return Call{Key: task.Key{Request: request, Task: 1, Attempt: 1}, Input: tensor.Input{{Items: tensor.Activation{ofNode("x", 5)}}}}
+	}
+	fetches := 0
+	all := FetchBatch(Batch{Calls: []Call{call("r"), call("s")}}, nil, func(tensor.Ref) (*os.File, error) {
+		fetches++
+		return sealed([]byte("x"))
+	})
+	defer all.Close()
+	f, err := all.Frame(7, []int{0, 1})
+	if err != nil || fetches != 1 || len(f.Files) != 2 || string(content(t, f.Files[0])) != "x" || string(content(t, f.Files[1])) != "x" {
+		t.Errorf("%d fetches, %d files, %v; want the file of one fetch twice", fetches, len(f.Files), err)
+	}
+}
+
 // TestRelayEdits checks what passes a relay that changes some frames and takes others, whatever is
 // before them.
 func TestRelayEdits(t *testing.T) {

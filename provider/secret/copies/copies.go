@@ -433,7 +433,7 @@ func (c *Copies) save(key string, version uint64) error {
 // Put stores a value here and on the other control planes that are alive, and lists it. Only the
 // leader may call it. It returns how many other control planes have the value, and how many are
 // alive. A control plane that did not take the value asks for it later. Changes of one secret
-// happen in the order of the calls, and changes of different secrets do not wait for each other.
+// happen one after another, and changes of different secrets do not wait for each other.
 func (c *Copies) Put(ctx context.Context, namespace, name string, value []byte) (have, alive int, err error) {
 	key := namespace + "/" + name
 	unlock, err := c.order.Lock(ctx, key)
