@@ -310,7 +310,7 @@ func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMes
 		from, err = p.source(ctx, ref)
 	}
 	if err != nil {
-		p.log.Warn("an item is not passed on to a node", "to", peer.String(), "from", a.Node, "item", a.Item, "error", err)
+		p.log.Debug("an item is not passed on to a node", "to", peer.String(), "from", a.Node, "item", a.Item, "error", err)
 		_ = tunnel.Refuse(c, err)
 		return
 	}
