@@ -255,8 +255,8 @@ func actParks() error {
 			say(wire.Order{Kind: wire.OrderList, ID: o.ID})
 		case wire.OrderFork:
 			c := exec.Command("/proc/self/exe", actAs, "parked")
-			c.ExtraFiles, c.Stderr, c.SysProcAttr = files, os.Stderr, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-			if err := c.Start(); err != nil {
+			c.ExtraFiles, c.Stderr = files, os.Stderr
+			if err := proctest.Start(c); err != nil {
 				return err
 			}
 			resources.CloseFiles(files)

@@ -59,8 +59,7 @@ func actZygote(how string) error {
 		case kind == "twice": // one child for all orders
 			if own == nil {
 				own = exec.Command("sleep", "600")
-				own.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-				if err := own.Start(); err != nil {
+				if err := proctest.Start(own); err != nil {
 					return err
 				}
 			}

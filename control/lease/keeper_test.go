@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/control/lease"
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -106,12 +107,11 @@ func child(t testing.TB, of *natstest.Cluster) *exec.Cmd {
 	cmd := exec.Command(os.Args[0]) //nolint:noctx // killed
 	cmd.Env = append(os.Environ(), holderURLs+"="+of.String())
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := proctest.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := out.Read(make([]byte, 16)); err != nil {

@@ -241,8 +241,7 @@ func (c *Cluster) Run(i int) {
 	cmd := c.hosts[i].Command(os.Args[0])
 	cmd.Env = append(os.Environ(), variable+"="+string(text))
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	if err := proctest.Start(cmd); err != nil {
 		c.t.Fatal(err)
 	}
 	c.running[i] = cmd

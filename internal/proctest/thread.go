@@ -1,7 +1,9 @@
 package proctest
 
 import (
+	"os/exec"
 	"runtime"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,4 +25,33 @@ func OnThread(f func()) {
 		f()
 	}()
 	<-done
+}
+
+// Start starts cmd. The kernel kills the new process when this one ends. It would also kill it when
+// the thread ends that has started it, for example one of [OnThread]. So each process has a thread
+// that lives until the process ends.
+func Start(cmd *exec.Cmd) error {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		result <- err
+		if err == nil {
+			awaitEnd(cmd.Process.Pid)
+		}
+	}()
+	return <-result
+}
+
+// awaitEnd blocks the calling thread until a child process has ended. It leaves the status for a
+// later Wait.
+func awaitEnd(pid int) {
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		continue
+	}
 }
