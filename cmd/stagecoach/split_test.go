@@ -21,8 +21,8 @@ const healLimit = time.Minute
 
 // TestPartitions cuts links between the machines of a cluster, at random, while clients send
 // requests of all kinds to all control planes. SPLIT_ROUNDS sets the number of partitions,
-// SPLIT_SEED the seed, and SPLIT_LOGS a folder for the logs of all processes. Without SPLIT_ROUNDS,
-// it is skipped: make test-split sets it.
+// SPLIT_SEED the seed, SPLIT_ONLY a part of the names of the partitions, and SPLIT_LOGS a folder for
+// the logs of all processes. Without SPLIT_ROUNDS, it is skipped: make test-split sets it.
 func TestPartitions(t *testing.T) {
 	rounds, seed := int(envNumber(t, "SPLIT_ROUNDS", 0)), envNumber(t, "SPLIT_SEED", rand.Uint64())
 	if rounds == 0 {
@@ -48,12 +48,19 @@ func TestPartitions(t *testing.T) {
 	}
 	stop := h.load(s, receiver.URL)
 	for round := range rounds {
-		f := s.fault(chance)
-		held := time.Second + time.Duration(chance.Int64N(int64(14*time.Second)))
+		f := s.fault(chance, os.Getenv("SPLIT_ONLY"))
+		most := 15 * time.Second
+		if f.node >= 0 {
+			most = 40 * time.Second // both ends of a tunnel take 15 s to notice
+		}
+		held := time.Second + time.Duration(chance.Int64N(int64(most-time.Second)))
 		lead := s.leader()
 		s.net.Cut(f.cuts...)
 		pause(held)
 		during := s.leader()
+		if f.node >= 0 && held > 25*time.Second {
+			s.lookAt(f.node)
+		}
 		s.net.Heal()
 		s.alive()
 		took, wrong := s.answers(healLimit)
