@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -22,6 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/netnstest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/outside"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -289,15 +291,70 @@ func (s *splitRig) answers(limit time.Duration) (took time.Duration, wrong []str
 	return time.Since(begun), wrong
 }
 
-// lookAt logs what the leader shows of a node.
-func (s *splitRig) lookAt(node int) {
+// nodesOf returns the nodes as a control plane shows them, by name.
+func nodesOf(r *rig) (map[string]schema.Node, error) {
+	got, err := r.trySend(http.MethodGet, "/system/nodes", "")
+	if err != nil {
+		return nil, err
+	}
+	var all []schema.Node
+	if err := json.Unmarshal(got.Body, &all); err != nil {
+		return nil, fmt.Errorf("status %d: %w", got.Status, err)
+	}
+	out := map[string]schema.Node{}
+	for _, n := range all {
+		out[n.Name] = n
+	}
+	return out, nil
+}
+
+// told checks what the leader says of a node if it cannot connect to it: the node is unreachable,
+// with the cause, and has no replica that counts as ready.
+func (s *splitRig) told(f fault) {
 	s.t.Helper()
 	lead := s.leader()
-	if lead < 0 {
+	if lead < 0 || !slices.ContainsFunc(f.cuts, func(c netnstest.Cut) bool { return c.From == s.controls[lead].on || c.To == s.controls[lead].on }) {
 		return
 	}
-	r := s.controls[lead]
-	for _, args := range [][]string{{"node", "list"}, {"node", "describe", fmt.Sprint("n", node)}, {"explain", "often"}, {"describe", "often"}} {
-		s.t.Logf("%v:\n%s", args, s.command(r, args...))
+	name := fmt.Sprint("n", f.node)
+	all, err := nodesOf(s.controls[lead])
+	if err != nil {
+		s.t.Errorf("%s: %v", f.name, err)
+		return
+	}
+	if n := all[name]; n.Status != schema.NodeUnreachable || !strings.Contains(n.Cause, "cannot be reached") {
+		s.t.Errorf("%s: the leader says that %s is %q, %q; want unreachable, and why", f.name, name, n.Status, n.Cause)
+	}
+	for _, function := range []string{"often", "once"} {
+		if text := s.command(s.controls[lead], "describe", function); strings.Contains(text, " on "+name+": ready") {
+			s.t.Errorf("%s: a replica counts as ready on %s:\n%s", f.name, name, text)
+		}
+	}
+}
+
+// nodesReturn waits until the leader says that all nodes are ready, and returns how long that took.
+func (s *splitRig) nodesReturn(limit time.Duration) time.Duration {
+	s.t.Helper()
+	begun := time.Now()
+	for {
+		var all map[string]schema.Node
+		var err error
+		ready := 0
+		if lead := s.leader(); lead >= 0 {
+			all, err = nodesOf(s.controls[lead])
+			for _, n := range all {
+				if n.Status == schema.NodeReady {
+					ready++
+				}
+			}
+		}
+		if ready == len(s.nodes) {
+			return time.Since(begun)
+		}
+		if time.Since(begun) > limit {
+			s.t.Errorf("the nodes are not ready within %v: %v, %+v", limit, err, all)
+			return limit
+		}
+		pause(100 * time.Millisecond)
 	}
 }

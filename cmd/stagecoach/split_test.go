@@ -16,8 +16,13 @@ import (
 	"time"
 )
 
-// healLimit bounds the time from the end of a partition until everything works.
-const healLimit = time.Minute
+const (
+	// healLimit bounds the time from the end of a partition until everything works.
+	healLimit = time.Minute
+	// noticed is the time after which the leader knows that the connection with a node is lost: at
+	// most 20 s until the connection ends, and 3 s to connect again. The rest is for a busy machine.
+	noticed = 28 * time.Second
+)
 
 // TestPartitions cuts links between the machines of a cluster, at random, while clients send
 // requests of all kinds to all control planes. SPLIT_ROUNDS sets the number of partitions,
@@ -58,14 +63,15 @@ func TestPartitions(t *testing.T) {
 		s.net.Cut(f.cuts...)
 		pause(held)
 		during := s.leader()
-		if f.node >= 0 && held > 25*time.Second {
-			s.lookAt(f.node)
+		if f.node >= 0 && held > noticed {
+			s.told(f)
 		}
 		s.net.Heal()
 		s.alive()
 		took, wrong := s.answers(healLimit)
-		t.Logf("round %d: %s for %v; control plane %d led, then %d, now %d; everything works %v later",
-			round, f.name, held.Round(time.Millisecond), lead, during, s.leader(), took.Round(time.Millisecond))
+		back := s.nodesReturn(healLimit)
+		t.Logf("round %d: %s for %v; control plane %d led, then %d, now %d; everything works %v later, and all nodes are back after %v more",
+			round, f.name, held.Round(time.Millisecond), lead, during, s.leader(), took.Round(time.Millisecond), back.Round(time.Millisecond))
 		for _, w := range wrong {
 			t.Errorf("round %d: %s for %v: %v after it: %s", round, f.name, held, healLimit, w)
 		}
