@@ -3,9 +3,13 @@ package queue
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
@@ -18,16 +22,21 @@ type slowStart struct {
 	all  []found
 }
 
-// readJournal is the first part: the next process reads the records.
+// readJournal is the first part: the next process reads the records, which are one.
 func (s *slowStart) readJournal() {
+	s.t.Helper()
+	s.readStates()
+	if len(s.all) != 1 {
+		s.t.Fatalf("the next process reads %d records, want one", len(s.all))
+	}
+}
+
+func (s *slowStart) readStates() {
 	s.t.Helper()
 	for i, shard := range s.next.shards {
 		if err := scan(s.t.Context(), shard, func(f found) { f.shard = int32(i); s.all = append(s.all, f) }); err != nil {
 			s.t.Fatal(err)
 		}
-	}
-	if len(s.all) != 1 {
-		s.t.Fatalf("the next process reads %d records, want one", len(s.all))
 	}
 }
 
@@ -99,8 +108,13 @@ func (s *slowStart) runs(content string, begin func()) {
 	ran := make(chan Record, 10)
 	stop := work(t, s.next, func(_ context.Context, r Record) End { ran <- r; return End{} })
 	begin()
-	if r := <-ran; r.ID != "a" || string(r.Data) != content {
-		t.Errorf("record %s of %d bytes runs, want a with %d", r.ID, len(r.Data), len(content))
+	select {
+	case r := <-ran:
+		if r.ID != "a" || string(r.Data) != content {
+			t.Errorf("record %s of %d bytes runs, want a with %d", r.ID, len(r.Data), len(content))
+		}
+	case <-time.After(waitLimit):
+		t.Fatal("the record does not run")
 	}
 	empty(t, s.next)
 	stop()
@@ -175,22 +189,59 @@ func TestOvertakenProcessDeletesNoClaimedRecord(t *testing.T) {
 	enter(t, j, "f", "a", content)
 	next.readJournal()
 	j.markUncertain(j.subject("f", "a"))
-	j.shards[j.shard("a")] = beforeRead{j.shards[j.shard("a")], func() {
+	j.shards[j.shard("a")] = beforeEnd{j.shards[j.shard("a")], sync.OnceFunc(func() {
 		next.goOn()
 		*overtake = func() {}
-	}}
+	})}
 	work(t, j, fails)
 	until(t, "the overtaken process to end the record", func() bool { return len(j.Stats().Pending) == 0 })
 	next.runs(content, func() {})
 }
 
-// beforeRead is a stream that calls f once before the latest message of a subject is read.
-type beforeRead struct {
+// beforeEnd is a stream that calls f before the states of a record are read or deleted.
+type beforeEnd struct {
 	jetstream.Stream
 	f func()
 }
 
-func (b beforeRead) GetLastMsgForSubject(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
+func (b beforeEnd) GetLastMsgForSubject(ctx context.Context, subject string) (*jetstream.RawStreamMsg, error) {
 	b.f()
 	return b.Stream.GetLastMsgForSubject(ctx, subject)
+}
+
+func (b beforeEnd) Purge(ctx context.Context, opts ...jetstream.StreamPurgeOpt) error {
+	b.f()
+	return b.Stream.Purge(ctx, opts...)
+}
+
+// TestWithdrawalSentTwiceKeepsTheLetter has the client of NATS send a withdrawal twice. In between,
+// the next process starts, and deletes the withdrawn record. The overtaken process cannot tell this
+// from a record that has ended, and must not delete the letter.
+func TestWithdrawalSentTwiceKeepsTheLetter(t *testing.T) {
+	j, overtake, next := overtaken(t)
+	content := makeLetter(t, j)
+	*overtake = func() {}
+	j.js = resent{j.js, func() {
+		next.readStates()
+		next.goOn()
+	}}
+	if err := j.Redrive(t.Context(), "a"); err != nil {
+		t.Errorf("got %v, want nil, because the record may have ended", err)
+	}
+	next.keeps(content)
+}
+
+// resent is JetStream that publishes a message twice, with a call of between in between.
+type resent struct {
+	jetstream.JetStream
+	between func()
+}
+
+func (r resent) PublishMsg(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) (*jetstream.PubAck, error) {
+	again := &nats.Msg{Subject: m.Subject, Header: maps.Clone(m.Header), Data: m.Data}
+	if _, err := r.JetStream.PublishMsg(ctx, m, opts...); err != nil {
+		return nil, err
+	}
+	r.between()
+	return r.JetStream.PublishMsg(ctx, again, opts...)
 }
