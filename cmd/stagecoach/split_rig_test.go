@@ -245,6 +245,7 @@ func (s *splitRig) fault(chance *rand.Rand, only string) fault {
 		{"all servers from each other", netnstest.Between(s.servers, s.servers), -1},
 		{fmt.Sprintf("the tunnel of node %d", k), atPort(alone(node)), k},
 		{fmt.Sprintf("the tunnel of node %d to control plane %d", k, i), atPort(netnstest.Between([]*netnstest.Machine{node}, []*netnstest.Machine{control})), k},
+		{fmt.Sprintf("the tunnel of node %d, and control plane %d alone", k, i), append(atPort(alone(node)), alone(control)...), k},
 		{fmt.Sprintf("what node %d sends over its tunnel", k), atPort(one(node, true)), k},
 		{fmt.Sprintf("what node %d receives over its tunnel", k), atPort(one(node, false)), k},
 	}
