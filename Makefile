@@ -80,7 +80,7 @@ test-faults: images ## faults at their real length: NATS gone for 30 s
 test-upgrade: images ## a cluster goes from the previous version to this one and back, under load
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-upgrade $(if $(RECORD),--record)
 
-test-split: images ## 50 partitions of a cluster, at random; SPLIT_ROUNDS, SPLIT_SEED, SPLIT_ONLY=tunnel; needs root
+test-split: images ## 50 partitions of a cluster, at random; SPLIT_ROUNDS, _SEED, _ONLY; needs root
 	CI=true SPLIT_ROUNDS=$${SPLIT_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 60m -run 'TestPartitions$$' -v ./cmd/stagecoach
 
 test-cluster: images ## all of docs/howto-cluster.md on four network namespaces; needs root

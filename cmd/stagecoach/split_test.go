@@ -26,8 +26,8 @@ const (
 
 // TestPartitions cuts links between the machines of a cluster, at random, while clients send
 // requests of all kinds to all control planes. SPLIT_ROUNDS sets the number of partitions,
-// SPLIT_SEED the seed, SPLIT_ONLY a part of the names of the partitions, and SPLIT_LOGS a folder for
-// the logs of all processes. Without SPLIT_ROUNDS, it is skipped: make test-split sets it.
+// SPLIT_SEED the seed, SPLIT_ONLY a part of the names of the partitions, and SPLIT_LOGS a folder
+// for the logs of all processes. Without SPLIT_ROUNDS, it is skipped: make test-split sets it.
 func TestPartitions(t *testing.T) {
 	rounds, seed := int(envNumber(t, "SPLIT_ROUNDS", 0)), envNumber(t, "SPLIT_SEED", rand.Uint64())
 	if rounds == 0 {

@@ -19,9 +19,11 @@ type unreachedError struct{ error }
 func (e unreachedError) Unwrap() error { return e.error }
 
 // follow reads the lines that a node's replicas print from the daemon's socket, until the node
-// leaves. The node joins when its socket answers. If the lines of a node on another machine end and
-// it cannot be reached again within DirectoryConfig.Reach, the node leaves, although its announcements arrive
-// over NATS: no replica could be used there. It is tried again until it joins.
+// leaves. The node joins when its socket answers.
+//
+// The lines of a node on another machine may end, and its daemon may be out of reach for the time
+// DirectoryConfig.Reach. Then the node leaves, although its announcements still arrive over NATS,
+// because no replica could be used there. The next announcement has the node followed again.
 func (d *Directory) follow(m *member) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	m.leave = cancel
@@ -70,8 +72,9 @@ func outOfReach(ctx context.Context, d *Directory, m *member, since time.Time, e
 	}
 }
 
-// lines passes on what comes over one connection. If the daemon is on another machine, within bounds
-// the time until it is reached; 0 or less: socketTimeout does. read is true if it was reached.
+// lines passes on what comes over one connection. If the daemon is on another machine, within
+// bounds the time until it is reached; 0 or less: socketTimeout does. read is true if it was
+// reached.
 func (d *Directory) lines(ctx context.Context, m *member, within time.Duration) (read bool, err error) {
 	c, r, err := m.client.lines(ctx, &m.lines, within)
 	if err != nil {

@@ -141,15 +141,15 @@ func lettersOf(ctx context.Context, j *Journal) (all []*DeadLetter, ids map[stri
 // claim stores the latest state of a record once more, as a state of this process, and changes f to
 // it. ours is false if the record has left the journal: it was withdrawn, or it has ended.
 //
-// A record that has a dead letter must be claimed before the letter is deleted. An overtaken process
-// may still move the record between the journal and DEAD:
+// A record that has a dead letter must be claimed before the letter is deleted. An overtaken
+// process may still move the record between the journal and DEAD:
 //
 //   - It has stored a redriven letter as a record, and withdraws the record.
 //   - It has stored a record as a letter, and deletes the record.
 //
-// In both cases the letter is all that is left. A withdrawal and claim have the same condition, so
-// the stream takes only one of them. If the overtaken process deletes a record, it deletes the states
-// that it knows, so a claimed record stays. Without a claim, the letter stays.
+// In both cases, only the letter is left. A withdrawal and a claim have the same condition, so the
+// stream takes only one of them. If the overtaken process deletes a record, it deletes the states
+// that it knows, so a claimed record stays. If there is no claim, the letter stays.
 func claim(ctx context.Context, j *Journal, f *found) (ours bool, err error) {
 	for {
 		raw, err := lastState(ctx, j, f)

@@ -339,9 +339,9 @@ func (j *Journal) clear(ctx context.Context, s jetstream.Stream, subject string,
 	return err
 }
 
-// clearHeld deletes all states of a record that are this process's. A later process may have changed
-// the record. What was stored before Held returns nil is this process's. Without the lease, only the
-// state seq certainly is.
+// clearHeld deletes all states of a record that this process has stored. A later process may have
+// changed the record. If Held returns nil, all states from before the call are this process's.
+// Otherwise only the state seq certainly is.
 func clearHeld(ctx context.Context, j *Journal, s jetstream.Stream, subject string, seq uint64) error {
 	limited, cancel := context.WithTimeout(ctx, appendTimeout)
 	defer cancel()
