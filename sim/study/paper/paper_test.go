@@ -158,3 +158,21 @@ func TestSimPaperErrors(t *testing.T) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
+
+// TestFiguresOfMore checks that a study's figures are followed by those of its further settings.
+func TestFiguresOfMore(t *testing.T) {
+	s, more := toyStudy(), toyStudy()
+	more.Draw = func(r *study.Result) ([]study.Figure, error) { return []study.Figure{{Name: "of-" + r.Title}}, nil }
+	s.More = &more
+	r := &study.Result{More: &study.Result{Title: "more"}}
+	if got, err := figures(&s, r); err != nil || len(got) != 2 || got[0].Name != "toy-latency" || got[1].Name != "of-more" {
+		t.Errorf("%+v, %v, want one figure of each", got, err)
+	}
+	s.Draw = nil
+	if got, err := figures(&s, r); err != nil || len(got) != 1 {
+		t.Errorf("%+v, %v, want the figure of more", got, err)
+	}
+	if got, err := figures(&s, &study.Result{}); err != nil || len(got) != 0 {
+		t.Errorf("%+v, %v, want none without a result of more", got, err)
+	}
+}
