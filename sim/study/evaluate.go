@@ -50,7 +50,7 @@ func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, repo
 	if out.More, err = s.more(ctx, tuned, open, report); err != nil {
 		return nil, err
 	}
-	out.Tuned.Choices = out.used(tuned.Choices)
+	out.Tuned.Choices = used(out, tuned.Choices)
 	out.Reached = out.reach()
 	out.Expected = expected(out, s.Expected)
 	if s.Judge != nil {
@@ -59,9 +59,9 @@ func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, repo
 	return out, nil
 }
 
-// used returns the choices for the groups and the contenders of the result and of its further
+// used returns the choices for the groups and the contenders of a result and of its further
 // settings.
-func (r *Result) used(all []Choice) []Choice {
+func used(r *Result, all []Choice) []Choice {
 	groups, contenders := map[string]bool{}, map[string]bool{}
 	for x := r; x != nil; x = x.More {
 		for _, s := range x.Settings {

@@ -102,7 +102,7 @@ func TestResultHasTheChoicesOfItsGroups(t *testing.T) {
 		Settings: []SettingInfo{{Group: "a"}}, Outcomes: []Outcome{{Contender: "x", TunedAs: "b"}},
 		More: &Result{Settings: []SettingInfo{{Group: "c"}}, Outcomes: []Outcome{{Contender: "y", TunedAs: "d"}, {Contender: "x"}}},
 	}
-	if got, want := r.used(of("a/x", "b/x", "c/y", "d/x", "e/x", "a/z")), of("a/x", "b/x", "c/y", "d/x"); !reflect.DeepEqual(got, want) {
+	if got, want := used(r, of("a/x", "b/x", "c/y", "d/x", "e/x", "a/z")), of("a/x", "b/x", "c/y", "d/x"); !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
