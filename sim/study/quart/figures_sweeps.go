@@ -16,8 +16,12 @@ func drawSweeps(r *study.Result) ([]study.Figure, error) {
 		Notes: d.notes(fmt.Sprintf("Model: %s, gaps with a CV of %d. T is its latency without waits.", bert, sweptCV)),
 	}}
 	for _, axis := range []struct{ groups, title string }{
-		{sweepStarts, "time of a start, equal for all"}, {sweepCores, "speed-up with cores"}, {sweepGaps, "CV of the gaps"},
-		{sweepLoad, "load"}, {sweepShape, "shape of the load"}, {sweepMemory, "memory per server"},
+		{sweepStarts, "time of a start, equal for all"},
+		{sweepCores, "speed-up with cores"},
+		{sweepGaps, "CV of the gaps"},
+		{sweepLoad, "load"},
+		{sweepShape, "shape of the load"},
+		{sweepMemory, "memory per server"},
 	} {
 		var points []study.SettingInfo
 		var labels []string
