@@ -2,6 +2,7 @@ package quart
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
@@ -37,7 +38,9 @@ func drawSweeps(r *study.Result) ([]study.Figure, error) {
 			return func(c string, i int) shown { return d.pooled(points[i:i+1], c, false, figure) }
 		}
 		cost := bars("GPUs by "+axis.title, "on average over time", labels, d.rivals, 0, at(func(o *study.Outcome, _ study.SettingInfo, seed int) float64 { return o.GPUs.Seeds[seed] }))
-		cost.Guides = []chart.Mark{{Name: "budget", At: d.Budget}}
+		if !slices.ContainsFunc(points, func(s study.SettingInfo) bool { return s.Budget != 0 }) {
+			cost.Guides = []chart.Mark{{Name: "budget", At: d.Budget}}
+		}
 		f.Panels = append(f.Panels, bars("Mean latency by "+axis.title, "multiples of T", labels, d.rivals, 0, at(inMultiples(meanLatency))), cost)
 	}
 	if len(f.Panels) == 0 {
