@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -19,9 +20,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/netnstest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
-
-// Version is of Kubernetes, with the number of the build: scripts/kubernetes/build has the same.
-const Version = "v1.36.3-1"
 
 const (
 	dnsIP     = "10.96.0.10"
@@ -79,7 +77,7 @@ func Start(t testing.TB, o Options) *Cluster {
 	}
 	c.serveImages()
 	c.startControl(len(machines))
-	c.took("control plane")
+	c.Took("control plane")
 	for i, m := range machines {
 		c.Nodes = append(c.Nodes, c.startNode(i, m))
 	}
@@ -87,27 +85,26 @@ func Start(t testing.TB, o Options) *Cluster {
 		out := c.list("nodes", `{range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}`)
 		return out, strings.Count(out, " True") == o.Nodes
 	})
-	c.took("nodes")
+	c.Took("nodes")
 	if o.Nodes > 0 {
 		c.startDNS()
-		c.took("DNS")
+		c.Took("DNS")
 	}
 	if o.Fake > 0 {
 		c.startFake(o.Fake)
-		c.took("fake nodes")
+		c.Took("fake nodes")
 	}
 	return c
 }
 
 // Programs returns the folder of Kubernetes' programs, and why a cluster cannot run here, if so.
 func Programs() (dir, why string) {
-	if dir = os.Getenv("STAGECOACH_KUBERNETES"); dir == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			return "", err.Error()
-		}
-		dir = filepath.Join(cache, "stagecoach", "kubernetes", Version, "bin")
+	_, here, _, _ := runtime.Caller(0)
+	out, err := exec.Command(filepath.Join(filepath.Dir(here), "..", "..", "scripts", "kubernetes", "build"), "--dir").Output()
+	if err != nil {
+		return "", "the folder of Kubernetes' programs: " + err.Error()
 	}
+	dir = strings.TrimSpace(string(out))
 	if os.Geteuid() != 0 {
 		return dir, "a Kubernetes needs root"
 	}
@@ -140,10 +137,17 @@ func cniDir() string {
 	return ""
 }
 
-// took logs how long a part took since the part before.
-func (c *Cluster) took(part string) {
+// Took logs how long a part took since the part before.
+func (c *Cluster) Took(part string) {
 	c.t.Logf("%s: %v", part, time.Since(c.begun).Round(100*time.Millisecond))
 	c.begun = time.Now()
+}
+
+// In returns the cluster for a subtest.
+func (c *Cluster) In(t testing.TB) *Cluster {
+	in := *c
+	in.t, in.begun = t, time.Now()
+	return &in
 }
 
 // Command returns a program that runs beside the control plane, as the cluster's administrator.

@@ -6,9 +6,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/internal/netnstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // Node is a machine of the cluster.
@@ -27,11 +29,11 @@ func (c *Cluster) startNode(i int, m *netnstest.Machine) *Node {
 	c.t.Helper()
 	n := &Node{Name: fmt.Sprintf("node-%d", i), IP: m.IP, Pods: fmt.Sprintf("10.244.%d.0/24", i+1), c: c, machine: m}
 	dir := filepath.Join(c.dir, n.Name)
-	files := strings.NewReplacer("DIR", dir, "CNIBIN", cniDir(), "REGISTRY", c.Registry, "PODS", n.Pods,
-		"CGROUP", c.cgroups+"/"+n.Name, "IPADDR", n.IP, "DNS", dnsIP, "KUBECONFIG", c.Kubeconfig)
+	files := strings.NewReplacer("@DIR@", dir, "@CNIBIN@", cniDir(), "@REGISTRY@", c.Registry, "@PODS@", n.Pods,
+		"@CGROUP@", c.cgroups+"/"+n.Name, "@IPADDR@", n.IP, "@DNS@", dnsIP, "@KUBECONFIG@", c.Kubeconfig)
 	for name, text := range map[string]string{
 		"containerd.toml": containerdConfig, "cni/10-pods.conflist": cniConfig, "kubelet.yaml": kubeletConfig, "proxy.yaml": proxyConfig,
-		"hosts/" + c.Registry + "/hosts.toml": "server = \"http://REGISTRY\"\n[host.\"http://REGISTRY\"]\n  capabilities = [\"pull\", \"resolve\"]\n",
+		"hosts/" + c.Registry + "/hosts.toml": "server = \"http://@REGISTRY@\"\n[host.\"http://@REGISTRY@\"]\n  capabilities = [\"pull\", \"resolve\"]\n",
 	} {
 		write(c.t, filepath.Join(dir, name), files.Replace(text))
 	}
@@ -55,46 +57,53 @@ func (c *Cluster) removeGroups(node string) {
 	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + c.cgroups)
 	roots = append(roots, "/sys/fs/cgroup/"+c.cgroups)
 	for _, root := range roots {
-		var all []string
-		_ = filepath.WalkDir(filepath.Join(root, node), func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				all = append(all, path)
-			}
-			return nil // a group that has just gone
-		})
-		for i := len(all) - 1; i >= 0; i-- {
-			if err := os.Remove(all[i]); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				c.t.Error(err)
-			}
-		}
+		// The last processes may still end, if it was not this one that has ended them.
+		proctest.Until(c.t, "the cgroups of "+node+" to be removed", func() bool { return removeBelow(filepath.Join(root, node)) })
 		_ = os.Remove(root) // other nodes may have groups in it
 	}
 }
 
+// removeBelow removes a folder of cgroups, and returns true if nothing is left.
+func removeBelow(group string) bool {
+	var all []string
+	_ = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			all = append(all, path)
+		}
+		return nil // a group that has just gone
+	})
+	for _, path := range slices.Backward(all) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false
+		}
+	}
+	return true
+}
+
 const containerdConfig = `version = 2
-root = "DIR/root"
-state = "DIR/state"
+root = "@DIR@/root"
+state = "@DIR@/state"
 [grpc]
-  address = "DIR/c.sock"
+  address = "@DIR@/c.sock"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "REGISTRY/pod:1"
+  sandbox_image = "@REGISTRY@/pod:1"
   stream_server_address = "127.0.0.1"
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "CNIBIN"
-    conf_dir = "DIR/cni"
+    bin_dir = "@CNIBIN@"
+    conf_dir = "@DIR@/cni"
   [plugins."io.containerd.grpc.v1.cri".registry]
-    config_path = "DIR/hosts"
+    config_path = "@DIR@/hosts"
 [plugins."io.containerd.internal.v1.opt"]
-  path = "DIR/opt"
+  path = "@DIR@/opt"
 `
 
 // cniConfig gives each pod a link of its own to the node. On a bridge, the answer of a pod to
 // another pod of its node would not pass through the node's translation of addresses.
 const cniConfig = `{"cniVersion": "0.4.0", "name": "pods", "plugins": [
-  {"type": "ptp", "ipam": {"type": "host-local", "dataDir": "/var/lib/cni/ipam", "ranges": [[{"subnet": "PODS"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "ptp", "ipam": {"type": "host-local", "dataDir": "/var/lib/cni/ipam", "ranges": [[{"subnet": "@PODS@"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}
 ]}
 `
@@ -103,12 +112,12 @@ const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 failCgroupV1: false
 cgroupDriver: cgroupfs
-cgroupRoot: /CGROUP
-address: IPADDR
+cgroupRoot: /@CGROUP@
+address: @IPADDR@
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
-containerRuntimeEndpoint: unix://DIR/c.sock
-clusterDNS: [DNS]
+containerRuntimeEndpoint: unix://@DIR@/c.sock
+clusterDNS: [@DNS@]
 clusterDomain: cluster.local
 failSwapOn: false
 imagePullCredentialsVerificationPolicy: NeverVerify
@@ -121,8 +130,8 @@ resolvConf: ""
 const proxyConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: nftables
-bindAddress: IPADDR
-clientConnection: {kubeconfig: KUBECONFIG}
+bindAddress: @IPADDR@
+clientConnection: {kubeconfig: @KUBECONFIG@}
 conntrack: {maxPerCore: 0, min: 0, tcpCloseWaitTimeout: 0s, tcpEstablishedTimeout: 0s}
 nftables: {minSyncPeriod: 100ms}
 `

@@ -73,7 +73,11 @@ func (p *process) logs(t testing.TB) {
 	for _, path := range all {
 		b, _ := os.ReadFile(path)
 		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-		t.Logf("%s:\n%s", filepath.Join(filepath.Base(p.dir), filepath.Base(path)), strings.Join(lines[max(0, len(lines)-40):], "\n"))
+		lines = lines[max(0, len(lines)-30):]
+		for i, l := range lines {
+			lines[i] = l[:min(len(l), 400)]
+		}
+		t.Logf("%s:\n%s", filepath.Join(filepath.Base(p.dir), filepath.Base(path)), strings.Join(lines, "\n"))
 	}
 }
 
