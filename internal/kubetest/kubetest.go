@@ -61,16 +61,7 @@ func Start(t testing.TB, o Options) *Cluster {
 		t.Skip(why)
 	}
 	network, machines := netnstest.New(t, o.Nodes)
-	// A socket's path has at most 107 bytes.
-	dir, err := os.MkdirTemp("", "k8s") //nolint:usetesting // as above
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // the processes end before
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := newFolder(t)
 	c := &Cluster{
 		t: t, bin: bin, dir: dir, net: network, cgroups: filepath.Base(dir), begun: time.Now(),
 		Kubeconfig: filepath.Join(dir, "kubeconfig"), Server: "https://" + net.JoinHostPort(network.Clients.IP, apiPort),
@@ -108,6 +99,9 @@ func Programs() (dir, why string) {
 	if os.Geteuid() != 0 {
 		return dir, "a Kubernetes needs root"
 	}
+	if _, err := os.Stat("/sys/fs/cgroup/memory/cgroup.procs"); err != nil {
+		return dir, "a Kubernetes needs cgroups of version 1: nobody has tried its nodes with version 2"
+	}
 	for _, name := range []string{
 		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns", "kubectl", "helm", "kwok",
 	} {
@@ -139,7 +133,8 @@ func cniDir() string {
 
 // Took logs how long a part took since the part before.
 func (c *Cluster) Took(part string) {
-	c.t.Logf("%s: %v", part, time.Since(c.begun).Round(100*time.Millisecond))
+	c.t.Helper()
+	c.t.Logf("%s: %v", part, time.Since(c.begun).Round(10*time.Millisecond))
 	c.begun = time.Now()
 }
 

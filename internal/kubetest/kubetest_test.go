@@ -200,6 +200,7 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 		dir = string(b)
 		return dir != ""
 	})
+	removeLeft(t, dir) // it is in use
 	if n := len(processes(dir)); n < 5 {
 		t.Fatalf("%d processes of a cluster in %s, want more", n, dir)
 	}
@@ -207,10 +208,11 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	<-ended
 	left := 0
 	proctest.Until(t, "the cluster's processes to end", func() bool { left = len(processes(dir)); return left == 0 })
-	c := &Cluster{t: t, dir: dir, cgroups: filepath.Base(dir)}
-	c.removeGroups("node-0")
-	if err := os.RemoveAll(dir); err != nil {
-		t.Error(err)
+	removeLeft(t, dir) // as the next cluster would
+	for _, path := range []string{dir, "/sys/fs/cgroup/memory/" + filepath.Base(dir), "/sys/fs/cgroup/" + filepath.Base(dir)} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("%s is left", path)
+		}
 	}
 }
 

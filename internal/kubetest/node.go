@@ -1,16 +1,11 @@
 package kubetest
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/internal/netnstest"
-	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // Node is a machine of the cluster.
@@ -37,7 +32,6 @@ func (c *Cluster) startNode(i int, m *netnstest.Machine) *Node {
 	} {
 		write(c.t, filepath.Join(dir, name), files.Replace(text))
 	}
-	c.t.Cleanup(func() { c.removeGroups(n.Name) }) // after the node has ended
 	n.process = c.run(m, dir, nodeScript, "NAME="+n.Name, fmt.Sprintf("NUMBER=%d", i+1), fmt.Sprintf("NODES=%d", c.size()),
 		"CGROUP="+c.cgroups, "KUBECONFIG="+c.Kubeconfig, "SERVER_IP="+c.net.Clients.IP)
 	return n
@@ -50,34 +44,6 @@ func (c *Cluster) size() int { return len(c.net.Others()) }
 func (n *Node) Kill() {
 	n.c.t.Helper()
 	n.process.kill(n.c.t)
-}
-
-// removeGroups removes the cgroups of a node, whose processes have ended.
-func (c *Cluster) removeGroups(node string) {
-	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + c.cgroups)
-	roots = append(roots, "/sys/fs/cgroup/"+c.cgroups)
-	for _, root := range roots {
-		// The last processes may still end, if it was not this one that has ended them.
-		proctest.Until(c.t, "the cgroups of "+node+" to be removed", func() bool { return removeBelow(filepath.Join(root, node)) })
-		_ = os.Remove(root) // other nodes may have groups in it
-	}
-}
-
-// removeBelow removes a folder of cgroups, and returns true if nothing is left.
-func removeBelow(group string) bool {
-	var all []string
-	_ = filepath.WalkDir(group, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			all = append(all, path)
-		}
-		return nil // a group that has just gone
-	})
-	for _, path := range slices.Backward(all) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return false
-		}
-	}
-	return true
 }
 
 const containerdConfig = `version = 2
