@@ -30,8 +30,9 @@ func (c *Cluster) serveImages() {
 	c.t.Helper()
 	l := c.net.Clients.Listen(5000)
 	c.Registry = l.Addr().String()
-	s := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))} //nolint:gosec // of a test
-	go func() { _ = s.Serve(l) }()                                                        // until the test ends
+	//nolint:gosec // without limits, for a test
+	s := &http.Server{Handler: registry.New(registry.Logger(log.New(io.Discard, "", 0)))}
+	go func() { _ = s.Serve(l) }() // until the test ends
 	c.t.Cleanup(func() { _ = s.Close() })
 	program := filepath.Join(c.dir, "pod")
 	build := exec.Command("go", "build", "-o", program, "github.com/stagecoach-serving/stagecoach/internal/kubetest/pod")

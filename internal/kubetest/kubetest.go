@@ -1,7 +1,7 @@
-// Package kubetest starts a real Kubernetes for a test: etcd, an API server, a controller manager, a
-// scheduler, and nodes with kubelet, containerd and kube-proxy. Each node has a network, mounts and
-// process ids of its own. CoreDNS resolves the names of Services, and a registry in the test's
-// process has the images. Everything ends with the test, even if the test is killed.
+// Package kubetest starts a real Kubernetes for a test: etcd, an API server, a controller manager,
+// a scheduler, and nodes with kubelet, containerd and kube-proxy. Each node has a network, mounts and
+// process ids of its own. CoreDNS resolves the names of Services. A registry in the test's process
+// has the images. Everything ends with the test, even if the test is killed.
 package kubetest
 
 import (
@@ -49,8 +49,8 @@ type Cluster struct {
 	begun   time.Time
 }
 
-// Start makes a cluster with nodes that are Ready. Without root, Kubernetes' programs, containerd or
-// CNI's plugins, it skips the test, or fails it if CI=true.
+// Start makes a cluster whose nodes are Ready. If the machine lacks something, such as root or the
+// programs, it skips the test, or fails it if CI=true.
 func Start(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	bin, why := Programs()

@@ -1,7 +1,6 @@
 package kubetest
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -180,7 +179,7 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 		select {} // until it is killed
 	}
 	sign := filepath.Join(t.TempDir(), "sign")
-	cmd := exec.CommandContext(context.Background(), os.Args[0], "-test.run=^TestAKilledTestLeavesNoProcess$", "-test.v") //nolint:usetesting // it is killed
+	cmd := exec.Command(os.Args[0], "-test.run=^TestAKilledTestLeavesNoProcess$", "-test.v")
 	cmd.Env = append(os.Environ(), "KUBETEST_VICTIM="+sign)
 	out := &proctest.Buffer{}
 	cmd.Stdout, cmd.Stderr = out, out
