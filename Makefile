@@ -157,9 +157,9 @@ paper-quart: build ## QUART against tuned opponents: docs/quart-report.md and it
 	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
 	@mkdir -p docs/img && cp build/quart/quart-*.svg docs/img/ && sed 's|](quart-|](img/quart-|' build/quart/report.md >docs/quart-report.md
 
-paper-quart-full: build ## the same with all loads and sweeps; goes on where it was stopped
-	@$(BIN)/stagecoach sim paper quart --full --out build/quart $(PAPER)
-	@mkdir -p docs/img && cp build/quart/quart-*.svg docs/img/ && sed 's|](quart-|](img/quart-|' build/quart/report.md >docs/quart-report.md
+paper-quart-full: build ## all loads and sweeps; goes on where it was stopped
+	@$(BIN)/stagecoach sim paper quart --full --out build/quart-full $(PAPER)
+	@mkdir -p docs/img/full && cp build/quart-full/quart-*.svg docs/img/full/ && sed 's|](quart-|](img/full/quart-|' build/quart-full/report.md >docs/quart-report-full.md
 
 paper-bounds: build ## maps and tables of docs/when-it-pays.md; PAPER="--seeds 8" and more
 	@$(BIN)/stagecoach sim paper bounds --out build/bounds $(PAPER)
