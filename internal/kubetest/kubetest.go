@@ -1,7 +1,7 @@
 // Package kubetest starts a real Kubernetes for a test: etcd, an API server, a controller manager,
-// a scheduler, and nodes with kubelet, containerd and kube-proxy. Each node has a network, mounts and
-// process ids of its own. CoreDNS resolves the names of Services. A registry in the test's process
-// has the images. Everything ends with the test, even if the test is killed.
+// a scheduler, and nodes with kubelet, containerd and kube-proxy. Each node has a network, mounts
+// and process ids of its own. CoreDNS resolves the names of Services. A registry in the test's
+// process has the images. Everything ends with the test, even if the test is killed.
 package kubetest
 
 import (
@@ -237,6 +237,3 @@ func (c *Cluster) AwaitPods(namespace, selector string, n int) {
 func (c *Cluster) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return c.Nodes[0].machine.Dial(ctx, network, address)
 }
-
-// DNS is the IP of the cluster's DNS server.
-func (c *Cluster) DNS() string { return dnsIP }

@@ -75,6 +75,7 @@ func TestCluster(t *testing.T) {
 	c.Took("three pods with an image from the registry")
 	t.Run("pods", e.reachEachOther)
 	t.Run("service", e.reachService)
+	t.Run("helm", e.installChart)
 	t.Run("policy", e.policyIsNotEnforced)
 	t.Run("resize", e.resize)
 	t.Run("fake", e.fakeNodes)
@@ -120,6 +121,23 @@ func (e echo) reachService(t *testing.T) {
 		return fmt.Sprint(seen, err), len(seen) == len(e.pods)
 	})
 	e.Took("a Service by address and by name")
+}
+
+func (e echo) installChart(t *testing.T) {
+	e.Cluster = e.In(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "Chart.yaml"), "{apiVersion: v2, name: small, version: 0.1.0}\n")
+	write(t, filepath.Join(dir, "templates", "map.yaml"),
+		`{apiVersion: v1, kind: ConfigMap, metadata: {name: "{{ .Release.Name }}"}, data: {of: "{{ .Release.Namespace }}"}}`)
+	e.Helm("install", "try", dir, "--wait", "--create-namespace", "--namespace", "charts")
+	if got := e.Kubectl("get", "configmap", "try", "-n", "charts", "-o", "jsonpath={.data.of}"); got != "charts" {
+		t.Errorf("the chart's object has %q", got)
+	}
+	e.Helm("uninstall", "try", "--wait", "--namespace", "charts")
+	if got := e.Kubectl("get", "configmap", "try", "-n", "charts", "--ignore-not-found"); got != "" {
+		t.Errorf("after the uninstall: %s", got)
+	}
+	e.Took("a chart is installed and uninstalled")
 }
 
 // policyIsNotEnforced shows what tests with this cluster cannot show.
