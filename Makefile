@@ -28,7 +28,7 @@ TESTS     := -vet=off '-ldflags=-w -extldflags=-Wl,-z,lazy'
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd kubernetes test-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,13 @@ test-containerd: images ## containers, with two versions of containerd; 50 cycle
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-containerd
 	CI=true CYCLES=$${CYCLES:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestCyclesLeaveNothing -v ./cmd/stagecoach
 	CI=true KILL_ROUNDS=$${KILL_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run 'TestKillAnyContainerProcess|TestKillAnywhere/containerd' -v ./cmd/stagecoach
+
+kubernetes: ## build Kubernetes for tests, once per version, outside of this folder
+	@GO="$(GO)" scripts/kubernetes/build
+
+test-kubernetes: kubernetes ## a real Kubernetes with three nodes; needs root
+	@scripts/tools --containerd --kubernetes
+	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
 
 record: images ## record decisions for the replay tests again, after a change of a policy
 	STAGECOACH_RECORD=$(CURDIR)/autoscaler/testdata/record.jsonl CI=true $(GO) test $(LAZY) -count=1 -timeout 5m -run TestDecisionsOfARealRun -v ./cmd/stagecoach
