@@ -67,6 +67,8 @@ func TestValidateNamesEachField(t *testing.T) {
 		"runtime.cdiDevices":    {func(c *Config) { c.Runtime.CDIDevices = "/dev/null" }, []string{`runtime.cdiDevices: "/dev/null", want CDI's names`}},
 		"cluster.listen":        {func(c *Config) { c.Cluster.Listen = "7444" }, []string{`cluster.listen: "7444", want host:port`}},
 		"cluster.advertise":     {func(c *Config) { c.Cluster.Advertise = "a" }, []string{`cluster.advertise: "a", want host:port`}},
+		"cluster.joinSecret":    {func(c *Config) { c.Cluster.JoinSecret = "join" }, []string{`cluster.joinSecret: "join", want NAMESPACE/NAME`}},
+		"join without a key":    {func(c *Config) { c.Cluster.JoinSecret = "a/b" }, []string{`cluster.joinSecret: "a/b", want cluster.key too`}},
 		"lead without a key":    {func(c *Config) { c.Cluster.LeadWithoutSecrets = true }, []string{"cluster.leadWithoutSecrets: true, want cluster.key too"}},
 		"isolation.uids":        {func(c *Config) { c.Isolation.UIDs = "0-9" }, []string{`isolation.uids: "0-9", want FIRST-LAST`}},
 		"isolation.network":     {func(c *Config) { c.Isolation.Network = "10.0.0.0/30" }, []string{`isolation.network: "10.0.0.0/30", want a prefix of 8 to 20 bits of IPv4`}},
@@ -117,7 +119,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
-	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true}
+	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true, JoinSecret: "x"}
 	c.NATS.Listen = "x" // without which node.none is wrong
 	text += "\n" + errorText(c.Validate())
 	c.Cluster.Key = "/none"

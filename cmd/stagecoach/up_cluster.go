@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/kube"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
@@ -29,12 +30,15 @@ type ClusterConfig struct {
 	Advertise string `yaml:"advertise"` // host:port that they connect to; empty: that of Listen
 	// This process leads even if it lacks secrets that no other control plane has any more.
 	LeadWithoutSecrets bool `yaml:"leadWithoutSecrets"`
+	// NAMESPACE/NAME of a Secret of Kubernetes, in which the leader keeps a join token; empty: none.
+	JoinSecret string `yaml:"joinSecret"`
 }
 
 func (c *ClusterConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Key, "cluster-key", c.Key, "file with the cluster key of stagecoach cluster init, for a NATS cluster outside that nodes join with tokens")
 	fs.StringVar(&c.Listen, "cluster-listen", c.Listen, "host:port where other control planes reach this one over TLS, to exchange secrets; port 0: one that is free")
 	fs.StringVar(&c.Advertise, "cluster-advertise", c.Advertise, "host:port that other control planes connect to; default: that of --cluster-listen, on the address from which NATS is reached")
+	fs.StringVar(&c.JoinSecret, "join-secret", c.JoinSecret, "NAMESPACE/NAME of a Secret of Kubernetes, in which the leader keeps a join token for pods of nodes; needs --cluster-key")
 	fs.BoolVar(&c.LeadWithoutSecrets, "lead-without-secrets", c.LeadWithoutSecrets, "lead even if this control plane lacks secrets, because no other one that has them comes back")
 }
 
@@ -47,6 +51,11 @@ func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, w
 	}
 	if c.LeadWithoutSecrets && c.Key == "" {
 		bad("cluster.leadWithoutSecrets", true, "cluster.key too: without it, secrets are not copied, and nothing keeps a control plane from leading")
+	}
+	if _, err := kube.ParseSecret(c.JoinSecret); c.JoinSecret != "" && err != nil {
+		bad("cluster.joinSecret", fmt.Sprintf("%q", c.JoinSecret), "NAMESPACE/NAME of a Secret")
+	} else if c.JoinSecret != "" && c.Key == "" {
+		bad("cluster.joinSecret", fmt.Sprintf("%q", c.JoinSecret), "cluster.key too: without it, there are no join tokens")
 	}
 	if c.Key == "" {
 		return
@@ -214,7 +223,13 @@ func serveAuthority(u *up) (stop func(), err error) {
 		follow()
 		return nil, err
 	}
-	return func() { unprobe(); stopServe(); follow() }, nil
+	unserve := func() { unprobe(); stopServe(); follow() }
+	unkeep, err := keepJoinSecret(u)
+	if err != nil {
+		unserve()
+		return nil, err
+	}
+	return func() { unkeep(); unserve() }, nil
 }
 
 // Times of reachNodes.

@@ -455,3 +455,33 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestStandingToken returns the same token to a caller that has kept it, and makes a new one when
+// its text is lost or the token is void.
+func TestStandingToken(t *testing.T) {
+	r := newRig(t)
+	standing := func(text string, wantMade bool) identity.Token {
+		t.Helper()
+		token, made, err := r.StandingToken(text)
+		if err != nil || made != wantMade {
+			t.Fatalf("a new token: %v, %v, want %v", made, err, wantMade)
+		}
+		return token
+	}
+	first := standing("", true)
+	if r.open(); standing(first.String()+"\n", false) != first {
+		t.Error("another token, want the same again")
+	}
+	r.clock.forward(300 * 24 * time.Hour)
+	if err := newDaemon(t, "a", t.TempDir(), r.clock).Join(bounded(t), r.joins, first); err != nil {
+		t.Errorf("join after a year: %v", err)
+	}
+	if err := r.RevokeToken(first.ID()); err != nil {
+		t.Fatal(err)
+	}
+	second := standing(first.String(), true)
+	refused(t, r, "void", newDaemon(t, "b", t.TempDir(), r.clock).Join(bounded(t), r.joins, first), "the token is wrong")
+	if standing("lost", true); r.Tokens()[0].ID == second.ID() || len(r.Tokens()) != 1 {
+		t.Errorf("tokens %v, want a new one alone", r.Tokens())
+	}
+}

@@ -31,7 +31,7 @@ type token struct {
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero"` // zero: never
 	Name    string    `json:"name,omitempty"`   // of the only node that it is for; empty: any
-	Local   bool      `json:"local,omitempty"`  // it is that of LocalToken
+	Local   bool      `json:"local,omitempty"`  // it is the standing token
 	Uses    int       `json:"uses,omitempty"`   // how often it may be used; 0: any number
 	Used    int       `json:"used,omitempty"`
 }

@@ -44,7 +44,7 @@ type TokenInfo struct {
 	TokenRequest
 	Created, Expires time.Time // Expires is zero if it does not expire
 	Used             int       // how many nodes have joined with it
-	Local            bool      // it is that of LocalToken
+	Local            bool      // it is the standing token
 }
 
 // Tokens returns the join tokens that have not expired, the latest first.
@@ -114,12 +114,12 @@ func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return identity.Token{}, fmt.Errorf("authority: %w", err)
 	}
-	t, err := identity.ParseToken(strings.TrimSpace(string(b)))
-	if err == nil && a.knows(t) {
-		return t, os.Chmod(file, 0o600) // also if the operator has made the file
-	}
-	if t, _, err = a.newToken(TokenRequest{}, true); err != nil {
+	t, made, err := a.StandingToken(string(b))
+	if err != nil {
 		return t, err
+	}
+	if !made {
+		return t, os.Chmod(file, 0o600) // also if the operator has made the file
 	}
 	if err := identity.WriteSecret(file, []byte(t.String()+"\n")); err != nil {
 		return t, fmt.Errorf("authority: %w", err)
@@ -127,13 +127,25 @@ func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	return t, nil
 }
 
-// knows reports whether this authority has made a token. A token from before a revocation lets the
-// other nodes join.
-func (a *Authority) knows(t identity.Token) bool {
+// StandingToken returns the authority's standing token, which does not expire. text is what the
+// caller has kept of the latest call. If that is not the standing token, StandingToken makes a new
+// one, and the earlier one is void. Then made is true, and the caller keeps the new text.
+func (a *Authority) StandingToken(text string) (t identity.Token, made bool, err error) {
+	t, err = identity.ParseToken(strings.TrimSpace(text))
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	have, ok := a.state.Tokens[t.ID()]
-	return ok && have.Local && t.CA == identity.KeyHash(a.signer.ca) && have.Secret == identity.SecretHash(t.Secret)
+	known := err == nil && t.CA == identity.KeyHash(a.signer.ca) && a.state.standing(t)
+	a.mu.Unlock()
+	if known {
+		return t, false, nil
+	}
+	t, _, err = a.newToken(TokenRequest{}, true)
+	return t, err == nil, err
+}
+
+// standing reports whether a token is the standing token.
+func (s state) standing(t identity.Token) bool {
+	have, ok := s.Tokens[t.ID()]
+	return ok && have.Local && have.Secret == identity.SecretHash(t.Secret)
 }
 
 // check says why a token does not let a node join; empty: it does. again means that the node has
