@@ -17,6 +17,8 @@ type OutsideServer struct {
 	Host  string // name or address that others dial
 	Port  int    // for clients
 	Route int    // port for the other servers
+	// host:port of /healthz; empty: on the loopback address, if the server listens for other machines
+	Monitor string
 }
 
 // Default ports of an OutsideServer.
@@ -92,6 +94,14 @@ func (s OutsideServer) listen() string {
 	return "0.0.0.0"
 }
 
+// monitor returns where the server answers GET /healthz; empty: nowhere.
+func (s OutsideServer) monitor() string {
+	if port := s.Port + monitorOffset; s.Monitor == "" && s.listen() == "0.0.0.0" && port <= 65535 {
+		return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	}
+	return s.Monitor
+}
+
 // Files of an OutsideServer, in the folder where it is started.
 const (
 	OutsideConfig    = "nats-server.conf"
@@ -130,8 +140,8 @@ func (k *Keys) OutsideConfig(s OutsideServer, all []OutsideServer) ([]byte, erro
 	p("server_name: %q", s.Name)
 	p("listen: %q", net.JoinHostPort(s.listen(), strconv.Itoa(s.Port)))
 	p("client_advertise: %q", net.JoinHostPort(s.Host, strconv.Itoa(s.Port)))
-	if port := s.Port + monitorOffset; s.listen() == "0.0.0.0" && port <= 65535 {
-		p("http: \"127.0.0.1:%d\" # /healthz says whether its streams have caught up", port)
+	if monitor := s.monitor(); monitor != "" {
+		p("http: %q # /healthz says whether its streams have caught up", monitor)
 	}
 	p("max_payload: 8MB")
 	p("max_pending: 512MB")

@@ -5,6 +5,7 @@ package outside
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -33,20 +34,35 @@ func Init(dir string, servers []queue.OutsideServer, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	keys, err := queue.DeriveKeys(key.Derive)
-	if err != nil {
-		return err
-	}
 	for _, s := range servers {
-		if err := write(filepath.Join(dir, s.Name), key, keys, s, servers, now); err != nil {
+		if err := write(filepath.Join(dir, s.Name), key, s, servers, now); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// InitServer writes the files of one server into a folder, with the cluster key in a file. host is
+// that of the server in the list of all servers.
+func InitServer(dir, keyFile, host string, servers []queue.OutsideServer, now time.Time) error {
+	key, err := authority.ReadClusterKey(keyFile)
+	if err != nil {
+		return err
+	}
+	for _, s := range servers {
+		if s.Host == host {
+			return write(dir, key, s, servers, now)
+		}
+	}
+	return fmt.Errorf("server %q is not one of the servers", host)
+}
+
 // write writes the files of a server.
-func write(dir string, key authority.ClusterKey, keys *queue.Keys, s queue.OutsideServer, all []queue.OutsideServer, now time.Time) error {
+func write(dir string, key authority.ClusterKey, s queue.OutsideServer, all []queue.OutsideServer, now time.Time) error {
+	keys, err := queue.DeriveKeys(key.Derive)
+	if err != nil {
+		return err
+	}
 	config, err1 := keys.OutsideConfig(s, all)
 	client, err2 := key.ServerCertificate(s.Name, s.Host, now)
 	route, routeCA, err3 := key.RouteCertificate(s.Name, s.Host, now)

@@ -272,3 +272,44 @@ func leaf(t *testing.T, m *identity.Member) *x509.Certificate {
 	}
 	return c.Leaf
 }
+
+// TestInitServer writes the files of one server, with a key from elsewhere. The server has the
+// configuration that Init writes, and shows no key of the cluster.
+func TestInitServer(t *testing.T) {
+	all, err := queue.ParseOutside("a,b,c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, one := t.TempDir(), t.TempDir()
+	if err := outside.Init(whole, all, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	key := filepath.Join(whole, outside.KeyFile)
+	if err := outside.InitServer(one, key, "b", all, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	want, err1 := os.ReadFile(filepath.Join(whole, "b", queue.OutsideConfig))
+	got, err2 := os.ReadFile(filepath.Join(one, queue.OutsideConfig))
+	if err1 != nil || err2 != nil || string(got) != string(want) {
+		t.Errorf("the configuration differs from that of Init: %v %v\n%s", err1, err2, got)
+	}
+	written, err := filepath.Glob(filepath.Join(one, "*"))
+	if err != nil || len(written) != 6 {
+		t.Errorf("files %v, %v, want six", written, err)
+	}
+	for i := range all {
+		all[i].Monitor = "0.0.0.0:8222"
+	}
+	if err := outside.InitServer(one, key, "b", all, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(one, queue.OutsideConfig)); err != nil || !strings.Contains(string(got), "\nhttp: \"0.0.0.0:8222\"") || strings.Contains(string(got), "127.0.0.1") {
+		t.Errorf("the server does not answer GET /healthz where it should: %v\n%s", err, got)
+	}
+	if err := outside.InitServer(one, key, "d", all, time.Now()); err == nil || !strings.Contains(err.Error(), `"d" is not one of the servers`) {
+		t.Errorf("a server that is not listed: %v", err)
+	}
+	if err := outside.InitServer(one, filepath.Join(one, "none"), "b", all, time.Now()); err == nil {
+		t.Error("files are written without a key")
+	}
+}
