@@ -54,6 +54,7 @@ type keysManagerConfig struct {
 	registry                   image.Registry
 	imageRate                  Bytes
 	hostNetwork                bool
+	pod                        bool // it is a pod of a DaemonSet of Kubernetes
 	waits
 	log LogConfig
 }
@@ -101,12 +102,15 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	addCNIFlags(fs, &c.network.cni, &c.network.plugins)
 	fs.StringVar(&c.network.cidr, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
+	fs.BoolVar(&c.pod, "pod", false, "run as a pod of a DaemonSet of Kubernetes: make /sys/fs/cgroup and /proc/sys of the container writable, append a random part, kept in --state, to --name, and be a node on another machine as with --remote")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
 	if err := console.ParseFlags(fs, args); err != nil {
 		return c, err
 	}
 	c.node = cmp.Or(c.node, defaults.Node.Name)
+	// Pods share a machine with control planes, but no files.
+	c.tunnel.remote = c.tunnel.remote || c.pod
 	if c.images == "" {
 		c.images = defaults.imagesDir()
 	}
@@ -179,6 +183,9 @@ type daemon struct {
 func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	cfg, err := readKeysManagerConfig(args)
 	if err != nil {
+		return err
+	}
+	if err := cfg.enterPod(); err != nil {
 		return err
 	}
 	if cfg.cpus > 0 {
