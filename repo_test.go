@@ -123,7 +123,7 @@ func TestGroupsImportOneWay(t *testing.T) {
 }
 
 // folders is how many folders the top level may have at most, those of git and of builds apart.
-const folders = 18
+const folders = 19 // charts is where Helm's users look
 
 // TestTheTopLevelShowsTheArchitecture counts the folders of the top level that git knows.
 func TestTheTopLevelShowsTheArchitecture(t *testing.T) {

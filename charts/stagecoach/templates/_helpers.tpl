@@ -1,0 +1,140 @@
+{{- define "stagecoach.labels" -}}
+app.kubernetes.io/name: stagecoach
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: "{{ .Chart.Name }}-{{ .Chart.Version }}"
+{{- end }}
+
+{{- /* Labels that select the pods of a component. Use it as (list . "component"). */}}
+{{- define "stagecoach.selector" -}}
+app.kubernetes.io/name: stagecoach
+app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "stagecoach.image" -}}
+{{- $repository := required "image.repository: say where `make images-push` has put the image" .Values.image.repository -}}
+{{- if .Values.image.digest -}}
+{{ $repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "stagecoach.clusterKey" -}}
+{{ .Values.cluster.existingSecret | default (printf "%s-cluster-key" .Release.Name) }}
+{{- end }}
+
+{{- define "stagecoach.natsHosts" -}}
+{{- $hosts := list -}}
+{{- range $i := until (int .Values.nats.replicas) -}}
+{{- $hosts = append $hosts (printf "%s-nats-%d.%s-nats.%s.svc.%s" $.Release.Name $i $.Release.Name $.Release.Namespace $.Values.kubernetesDNSDomain) -}}
+{{- end -}}
+{{ join "," $hosts }}
+{{- end }}
+
+{{- define "stagecoach.natsURLs" -}}
+{{- if .Values.nats.external.enabled -}}
+{{- if not .Values.cluster.existingSecret -}}
+{{- fail "cluster.existingSecret: nats.external needs the Secret with the cluster.key of these servers" -}}
+{{- end -}}
+{{ join "," .Values.nats.external.urls }}
+{{- else -}}
+{{- $urls := list -}}
+{{- range splitList "," (include "stagecoach.natsHosts" .) -}}
+{{- $urls = append $urls (printf "nats://%s:4222" .) -}}
+{{- end -}}
+{{ join "," $urls }}
+{{- end -}}
+{{- end }}
+
+{{- /* Security of all pods but those of the DaemonSet: Pod Security "restricted". */}}
+{{- define "stagecoach.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "stagecoach.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "stagecoach.keep" -}}
+{{- if eq .Values.dataPolicy "keep" }}
+helm.sh/resource-policy: keep
+{{- end }}
+{{- end }}
+
+{{- /* Where pods of a component run. Use it as (list . "component"). */}}
+{{- define "stagecoach.placement" -}}
+{{- $top := index . 0 -}}
+{{- with $top.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $top.Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $top.Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $top.Values.affinity }}
+affinity: {{- toYaml $top.Values.affinity | nindent 2 }}
+{{- else if ne $top.Values.antiAffinity "none" }}
+affinity:
+  podAntiAffinity:
+  {{- if eq $top.Values.antiAffinity "hard" }}
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {{- include "stagecoach.selector" . | nindent 12 }}
+  {{- else }}
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels: {{- include "stagecoach.selector" . | nindent 14 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* A claim of a StatefulSet. Use it as (list . "name" persistence). */}}
+{{- define "stagecoach.claim" -}}
+{{- $p := index . 2 -}}
+persistentVolumeClaimRetentionPolicy:
+  whenDeleted: {{ if eq (index . 0).Values.dataPolicy "keep" }}Retain{{ else }}Delete{{ end }}
+  whenScaled: Retain
+{{- if $p.enabled }}
+volumeClaimTemplates:
+  - metadata:
+      name: {{ index . 1 }} # no labels with versions: an upgrade must not change this
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with $p.storageClass }}
+      storageClassName: {{ . | quote }}
+      {{- end }}
+      resources:
+        requests:
+          storage: {{ $p.size | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "stagecoach.registryVolume" -}}
+{{- with .Values.registry.secret -}}
+- name: registry
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: .dockerconfigjson, path: config.json}]
+{{- end -}}
+{{- end }}
+
+{{- define "stagecoach.capabilities" -}}
+CHOWN, DAC_OVERRIDE, KILL, NET_ADMIN, NET_BIND_SERVICE, SETGID, SETPCAP, SETUID, SYS_ADMIN, SYS_CHROOT
+{{- end }}
