@@ -52,6 +52,7 @@ demo: images ## OCR through three stages on real input, then a burst answered by
 
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) test $(TESTS) -race -timeout $(TEST_TIMEOUT) ./...
+	cd scripts/chart && $(GO) test -vet=off ./...
 
 test-python: images ## test stages in Python, also with real PyTorch
 	@scripts/tools --torch
@@ -95,7 +96,7 @@ test-containerd: images ## containers, with two versions of containerd; 50 cycle
 kubernetes: ## build Kubernetes for tests, once per version, outside of this folder
 	@GO="$(GO)" scripts/kubernetes/build
 
-test-kubernetes: kubernetes ## a real Kubernetes with three nodes; needs root
+test-kubernetes: kubernetes build ## the chart on a real Kubernetes with three nodes; needs root
 	@scripts/tools --containerd --kubernetes
 	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
 

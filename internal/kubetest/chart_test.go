@@ -1,0 +1,184 @@
+package kubetest
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// chartValues are the values of the chart in the test. Nodes of the test share the disk, but for
+// some folders, and have no storage class.
+const chartValues = `
+image: {repository: %q, tag: "1"}
+dataPolicy: delete
+gateway: {replicas: 2, persistence: {enabled: false}}
+nats: {image: %q, replicas: 3, persistence: {enabled: false}}
+keysManager: {hostPath: /var/lib/cni/stagecoach, devices: none, drain: 5s, resources: {requests: {cpu: 50m, memory: 64Mi}}}
+registry: {insecure: [%q]}
+podDisruptionBudget: {enabled: true}
+networkPolicy: {enabled: true}
+`
+
+// upper is a function that speaks HTTP by its standard input and output.
+const upper = `package main
+
+import ("bytes"; "io"; "os")
+
+func main() { b, _ := io.ReadAll(os.Stdin); os.Stdout.Write(bytes.ToUpper(b)) }
+`
+
+// installed is a cluster with the chart.
+type installed struct {
+	*Cluster
+	dir, gateway string // gateway is host:port
+	password     string
+	http         *http.Client
+}
+
+// program builds a static program, and returns its path.
+func program(t *testing.T, dir, name, pkg string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	cmd := exec.Command("go", "build", "-o", path, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return path
+}
+
+// install installs the chart from the built programs.
+func install(t *testing.T, c *Cluster) *installed {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	image := c.Image("stagecoach:1", map[string]string{
+		"/bin/stagecoach": proctest.Built(t, "bin", "stagecoach"), "/bin/stagecoach-init": proctest.Built(t, "bin", "stagecoach-init"),
+		"/lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6": "/lib/x86_64-linux-gnu/libc.so.6",
+	}, "/bin/stagecoach")
+	nats := c.Image("nats:1", map[string]string{"/nats-server": program(t, dir, "nats-server", "github.com/nats-io/nats-server/v2")}, "/nats-server")
+	c.Image("upper:1", map[string]string{"/upper": program(t, dir, "upper", write("upper.go", upper))}, "/upper")
+	c.Took("images")
+	c.Kubectl("create", "namespace", "faas")
+	values := write("values.yaml", fmt.Sprintf(chartValues, strings.TrimSuffix(image, ":1"), nats, c.Registry))
+	c.Helm("install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m")
+	c.Took("helm install --wait")
+	c.Helm("test", "y", "-n", "faas", "--timeout", "1m")
+	c.Took("helm test")
+	password, err := base64.StdEncoding.DecodeString(c.Kubectl("get", "secret", "basic-auth", "-n", "faas", "-o", "jsonpath={.data.basic-auth-password}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := c.Kubectl("get", "service", "gateway", "-n", "faas", "-o", "jsonpath={.spec.clusterIP}")
+	way := &http.Transport{DialContext: c.Dial, DisableKeepAlives: true}
+	t.Cleanup(way.CloseIdleConnections)
+	return &installed{Cluster: c, dir: dir, gateway: net.JoinHostPort(ip, "8080"), password: string(password), http: &http.Client{Transport: way, Timeout: 30 * time.Second}}
+}
+
+// stagecoach runs a command on a node.
+func (i *installed) stagecoach(args ...string) string {
+	i.t.Helper()
+	cmd := i.Nodes[0].machine.Command(proctest.Built(i.t, "bin", "stagecoach"), args...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Env = append(os.Environ(), "OPENFAAS_URL=http://admin:"+i.password+"@"+i.gateway)
+	err := proctest.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, &out)
+	}
+	return out.String()
+}
+
+// call calls the function, and returns what it answers, or the error.
+func (i *installed) call() string {
+	resp, err := i.http.Post("http://"+i.gateway+"/function/upper", "text/plain", strings.NewReader("hello"))
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return fmt.Sprint(resp.StatusCode, " ", string(b), err)
+}
+
+const answered = "200 HELLO<nil>"
+
+// answers waits until the function answers.
+func (i *installed) answers(when string) {
+	i.t.Helper()
+	i.Await("an answer "+when, func() (string, bool) { got := i.call(); return got, got == answered })
+}
+
+// TestChart installs the chart, deploys a function, and calls it. It deletes pods of each kind,
+// upgrades the release, and uninstalls it.
+func TestChart(t *testing.T) {
+	if os.Getenv("STAGECOACH_KUBERNETES_TEST") == "" {
+		t.Skip("make test-kubernetes runs it")
+	}
+	c := Start(t, Options{Nodes: 3})
+	examples, err := filepath.Glob("../../scripts/chart/testdata/values/*.yaml")
+	if err != nil || len(examples) < 4 {
+		t.Fatalf("examples of values: %v, %v", examples, err)
+	}
+	for _, values := range examples {
+		c.Helm("lint", "--strict", "../../charts/stagecoach", "-f", values)
+	}
+	i := install(t, c)
+	t.Log(i.stagecoach("node", "list"))
+	stack := filepath.Join(i.dir, "stack.yml")
+	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  upper: {image: %q, fprocess: /upper, labels: {com.openfaas.scale.min: \"3\"}}\n", c.Registry+"/upper:1")
+	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Log(i.stagecoach("deploy", "-f", stack, "--wait"))
+	if got := i.call(); got != answered {
+		t.Fatalf("the function answers %q, want %q", got, answered)
+	}
+	c.Took("deploy --wait, and a call")
+	for _, component := range []string{"keysmanager", "control", "nats"} {
+		selector := "app.kubernetes.io/component=" + component
+		n := map[string]int{"keysmanager": 3, "control": 2, "nats": 3}[component]
+		pods := strings.Fields(c.Kubectl("get", "pods", "-n", "faas", "-l", selector, "-o", "jsonpath={.items[*].metadata.name}"))
+		if len(pods) != n {
+			t.Fatalf("pods of %s: %v, want %d", component, pods, n)
+		}
+		c.Kubectl("delete", "pod", pods[0], "-n", "faas", "--now")
+		i.answers("without " + pods[0])
+		c.AwaitPods("faas", selector, n)
+		i.answers("with a new " + pods[0])
+		c.Took("a new pod of " + component)
+	}
+	key := c.Kubectl("get", "secrets", "y-cluster-key", "basic-auth", "y-join", "-n", "faas", "-o", "jsonpath={.items[*].data}")
+	c.Helm("upgrade", "y", "../../charts/stagecoach", "-n", "faas", "--reuse-values", "--set", "gateway.replicas=1", "--wait", "--timeout", "4m")
+	if now := c.Kubectl("get", "secrets", "y-cluster-key", "basic-auth", "y-join", "-n", "faas", "-o", "jsonpath={.items[*].data}"); now != key {
+		t.Error("an upgrade has changed the Secrets")
+	}
+	i.answers("after an upgrade")
+	c.Took("helm upgrade")
+	c.Helm("uninstall", "y", "-n", "faas", "--wait", "--timeout", "3m")
+	c.Await("nothing to be left", func() (string, bool) {
+		left := c.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")
+		return left, left == ""
+	})
+	c.Took("helm uninstall")
+}
