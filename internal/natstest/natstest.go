@@ -162,18 +162,6 @@ var local = Host{
 	},
 }
 
-// StartOn runs one server per host until the end of the test, on the ports that servers have by
-// default.
-func StartOn(t testing.TB, hosts ...Host) *Cluster {
-	t.Helper()
-	c := &Cluster{t: t, hosts: hosts}
-	for _, h := range hosts {
-		c.servers = append(c.servers, settings{Dir: t.TempDir(), Host: h.IP, Port: 4222, Route: 6222})
-	}
-	c.start()
-	return c
-}
-
 // StartConfigured runs one server per folder until the end of the test, with the configuration in
 // it. ports are those that the servers listen on.
 func StartConfigured(t testing.TB, config string, dirs []string, ports []int) *Cluster {
