@@ -28,7 +28,7 @@ TESTS     := -vet=off '-ldflags=-w -extldflags=-Wl,-z,lazy'
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images images-oci images-push demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd test-images-oci record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images images-oci images-push demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd test-images-oci kubernetes test-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,7 +91,7 @@ test-faults: images ## faults at their real length: NATS gone for 30 s
 test-upgrade: images ## a cluster goes from the previous version to this one and back, under load
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-upgrade $(if $(RECORD),--record)
 
-test-split: images ## 50 partitions of a cluster, at random; SPLIT_ROUNDS and SPLIT_SEED; needs root
+test-split: images ## 50 partitions of a cluster, at random; SPLIT_ROUNDS, _SEED, _ONLY; needs root
 	CI=true SPLIT_ROUNDS=$${SPLIT_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 60m -run 'TestPartitions$$' -v ./cmd/stagecoach
 
 test-cluster: images ## all of docs/howto-cluster.md on four network namespaces; needs root
@@ -102,6 +102,13 @@ test-containerd: images ## containers, with two versions of containerd; 50 cycle
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-containerd
 	CI=true CYCLES=$${CYCLES:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestCyclesLeaveNothing -v ./cmd/stagecoach
 	CI=true KILL_ROUNDS=$${KILL_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run 'TestKillAnyContainerProcess|TestKillAnywhere/containerd' -v ./cmd/stagecoach
+
+kubernetes: ## build Kubernetes for tests, once per version, outside of this folder
+	@GO="$(GO)" scripts/kubernetes/build
+
+test-kubernetes: kubernetes ## a real Kubernetes with three nodes; needs root
+	@scripts/tools --containerd --kubernetes
+	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
 
 record: images ## record decisions for the replay tests again, after a change of a policy
 	STAGECOACH_RECORD=$(CURDIR)/autoscaler/testdata/record.jsonl CI=true $(GO) test $(LAZY) -count=1 -timeout 5m -run TestDecisionsOfARealRun -v ./cmd/stagecoach
@@ -161,9 +168,9 @@ paper-quart: build ## QUART against tuned opponents: docs/quart-report.md and it
 	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
 	@mkdir -p docs/img && cp build/quart/quart-*.svg docs/img/ && sed 's|](quart-|](img/quart-|' build/quart/report.md >docs/quart-report.md
 
-paper-quart-full: build ## the same with all loads and sweeps; goes on where it was stopped
-	@$(BIN)/stagecoach sim paper quart --full --out build/quart $(PAPER)
-	@mkdir -p docs/img && cp build/quart/quart-*.svg docs/img/ && sed 's|](quart-|](img/quart-|' build/quart/report.md >docs/quart-report.md
+paper-quart-full: build ## all loads and sweeps; goes on where it was stopped
+	@$(BIN)/stagecoach sim paper quart --full --out build/quart-full $(PAPER)
+	@mkdir -p docs/img/full && cp build/quart-full/quart-*.svg docs/img/full/ && sed 's|](quart-|](img/full/quart-|' build/quart-full/report.md >docs/quart-report-full.md
 
 paper-bounds: build ## maps and tables of docs/when-it-pays.md; PAPER="--seeds 8" and more
 	@$(BIN)/stagecoach sim paper bounds --out build/bounds $(PAPER)

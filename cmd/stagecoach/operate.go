@@ -44,7 +44,11 @@ func (o nodeOperator) List() []schema.Node {
 	for _, a := range o.nodes.away() {
 		_, cordoned := records[a.Name]
 		if !a.Ended || cordoned {
-			out = append(out, schema.Node{Inventory: a.Inventory, Status: schema.NodeSilent, Since: a.Since, Cordoned: cordoned, Cause: a.Cause})
+			status := schema.NodeSilent
+			if a.Heard {
+				status = schema.NodeUnreachable
+			}
+			out = append(out, schema.Node{Inventory: a.Inventory, Status: status, Since: a.Since, Cordoned: cordoned, Cause: a.Cause})
 		}
 	}
 	for name := range records {
@@ -260,11 +264,11 @@ func (o nodeOperator) Remove(ctx context.Context, name string) error {
 	switch {
 	case n.Embedded:
 		return refuse("it is a part of `stagecoach up`; start that with --no-node")
-	case len(left) > 0 && n.Status == schema.NodeSilent:
+	case len(left) > 0 && n.Away():
 		return refuse("%s has %d replicas that may still serve; wait until it is back, or end them with `stagecoach node drain %s --force`", name, len(left), name)
 	case len(left) > 0:
 		return refuse("it has %d replicas, such as %s of %s; %s moves them elsewhere", len(left), left[0].Name, left[0].function, drain)
-	case n.Status != schema.NodeSilent && n.Status != schema.NodeDrained:
+	case !n.Away() && n.Status != schema.NodeDrained:
 		return refuse("it is %s; %s first, or stop its daemon", n.Status, drain)
 	}
 	if d := o.nodes.joined.Load(); d != nil {

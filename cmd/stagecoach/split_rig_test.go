@@ -3,7 +3,9 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -20,6 +22,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/internal/netnstest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/outside"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // splitRig is a cluster of eight machines: three NATS servers, three control planes, and two nodes.
@@ -39,27 +44,71 @@ type splitDaemon struct {
 	log *logFile
 }
 
-// startSplit starts the cluster. Its control planes and daemons use one folder of images, and the
-// daemons are reached over their unix sockets, because only the network is cut.
+// tunnelPort is the port on which nodes listen for control planes and for each other.
+const tunnelPort = 7070
+
+// startSplit starts the cluster. Its control planes and daemons use one folder of images. The
+// daemons are reached over TLS alone. SPLIT_LINK=unix has them reached over their unix sockets,
+// which no partition cuts, so that replicas outlive all partitions.
 func startSplit(t *testing.T) *splitRig {
 	t.Helper()
 	n, m := netnstest.New(t, 8)
 	s := &splitRig{t: t, net: n, servers: m[:3], nodes: m[6:], images: runsImages(t)}
-	var hosts []natstest.Host
-	for _, at := range s.servers {
-		hosts = append(hosts, natstest.Host{IP: at.IP, Dial: at.Dial, Command: at.Command})
-	}
-	of := natstest.StartOn(t, hosts...)
+	of, key := s.runServers()
 	for i, at := range m[3:6] {
 		r := &rig{t: t, log: &logFile{}, state: t.TempDir(), on: at}
-		s.controls = append(s.controls, startRig(t, r, "--nats", of.String(), "--no-node", "--images", s.images, "--listen", "127.0.0.1:8080"))
+		s.controls = append(s.controls, startRig(t, r, "--nats", of, "--cluster-key", key, "--cluster-listen", at.IP+":7444",
+			"--no-node", "--images", s.images, "--listen", "127.0.0.1:8080"))
 		t.Cleanup(func() { s.keep(fmt.Sprint("control-", i), r.log) })
 	}
+	token := s.token()
 	for i, at := range s.nodes {
-		s.daemons = append(s.daemons, s.daemon(at, fmt.Sprint("n", i), of.String()))
+		s.daemons = append(s.daemons, s.daemon(at, fmt.Sprint("n", i), of, token))
 	}
 	t.Cleanup(n.Heal) // so that all processes end well
 	return s
+}
+
+// runServers runs the NATS servers with the files of `stagecoach cluster init`. It returns their
+// URLs and the file with the cluster key.
+func (s *splitRig) runServers() (urls, key string) {
+	s.t.Helper()
+	dir := s.t.TempDir()
+	var names, dirs []string
+	var hosts []natstest.Host
+	for _, at := range s.servers {
+		names, dirs = append(names, at.IP), append(dirs, filepath.Join(dir, at.IP))
+		hosts = append(hosts, natstest.Host{IP: at.IP, Dial: at.Dial, Command: at.Command})
+	}
+	if err := run(s.t.Context(), []string{"cluster", "init", "--dir", dir, "--servers", strings.Join(names, ",")}, io.Discard); err != nil {
+		s.t.Fatal(err)
+	}
+	of := natstest.StartConfiguredOn(s.t, queue.OutsideConfig, dirs, hosts...)
+	return of.String(), filepath.Join(dir, outside.KeyFile)
+}
+
+// token returns a file with a join token for all nodes.
+func (s *splitRig) token() string {
+	s.t.Helper()
+	file := filepath.Join(s.t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(s.command(s.controls[0], "node", "token", "--uses", "2")), 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	return file
+}
+
+// command runs a command of stagecoach on the machine of a control plane, and returns its output.
+func (s *splitRig) command(r *rig, args ...string) string {
+	s.t.Helper()
+	cmd := r.on.Command(os.Args[0], append(args, "--gateway", r.Base)...)
+	cmd.Env = append(os.Environ(), actAsMain+"=1")
+	var fault strings.Builder
+	cmd.Stderr = &fault
+	out, err := cmd.Output()
+	if err != nil {
+		s.t.Fatalf("%q: %v\n%s", args, err, &fault)
+	}
+	return string(out)
 }
 
 // keep writes a log into the folder that SPLIT_LOGS names.
@@ -86,14 +135,19 @@ func runsImages(t *testing.T) string {
 }
 
 // daemon starts a node. At the end of the test it is stopped.
-func (s *splitRig) daemon(at *netnstest.Machine, name, urls string) *splitDaemon {
+func (s *splitRig) daemon(at *netnstest.Machine, name, urls, token string) *splitDaemon {
 	s.t.Helper()
 	d := &splitDaemon{log: &logFile{}}
+	args := []string{
+		"--net=" + at.Namespace(), os.Args[0], "keysmanager", "--name", name, "--join", urls, "--token", token, "--state", s.t.TempDir(),
+		"--listen", fmt.Sprintf("%s:%d", at.IP, tunnelPort), "--memory", "1Gi", "--cpus", "1", "--devices", "none",
+		"--images", s.images, "--ort", proctest.Built(s.t, "ort", "libonnxruntime.so.1"), "--log", "debug",
+	}
+	if os.Getenv("SPLIT_LINK") != "unix" {
+		args = append(args, "--remote")
+	}
 	var err error
-	d.Process, err = child.StartProgram(context.Background(), "nsenter", d.log,
-		"--net="+at.Namespace(), os.Args[0], "keysmanager", "--name", name, "--join", urls, "--nats-outside", "--state", s.t.TempDir(),
-		"--memory", "1Gi", "--cpus", "1", "--devices", "none", "--images", s.images, "--ort", proctest.Built(s.t, "ort", "libonnxruntime.so.1"), "--log", "debug")
-	if err != nil {
+	if d.Process, err = child.StartProgram(context.Background(), "nsenter", d.log, args...); err != nil {
 		s.t.Fatalf("%v\n%s", err, d.log)
 	}
 	s.t.Cleanup(func() {
@@ -159,15 +213,18 @@ func (s *splitRig) leader() int {
 type fault struct {
 	name string
 	cuts []netnstest.Cut
+	// node is the index of the node whose tunnel alone is cut; -1: no such cut.
+	node int
 }
 
-// fault draws a partition.
-func (s *splitRig) fault(chance *rand.Rand) fault {
-	i, j := chance.IntN(3), chance.IntN(3)
+// fault draws a partition. only has a part of the names of partitions that may be drawn; empty: all
+// may.
+func (s *splitRig) fault(chance *rand.Rand, only string) fault {
+	i, j, k := chance.IntN(3), chance.IntN(3), chance.IntN(2)
 	if lead := s.leader(); lead >= 0 && chance.IntN(2) == 0 {
 		i = lead // the others matter less
 	}
-	control, server, node := s.controls[i].on, s.servers[j], s.nodes[chance.IntN(2)]
+	control, server, node := s.controls[i].on, s.servers[j], s.nodes[k]
 	alone := func(some ...*netnstest.Machine) []netnstest.Cut {
 		return netnstest.Between(some, s.net.Others(some...))
 	}
@@ -175,19 +232,36 @@ func (s *splitRig) fault(chance *rand.Rand) fault {
 		return slices.DeleteFunc(alone(m), func(c netnstest.Cut) bool { return (c.From == m) != out })
 	}
 	all := []fault{
-		{fmt.Sprintf("control plane %d alone", i), alone(control)},
-		{fmt.Sprintf("server %d alone", j), alone(server)},
-		{fmt.Sprintf("node %s alone", node.IP), alone(node)},
-		{fmt.Sprintf("server %d from the other servers", j), netnstest.Between([]*netnstest.Machine{server}, s.servers)},
-		{fmt.Sprintf("control plane %d from server %d", i, j), netnstest.Between([]*netnstest.Machine{control}, []*netnstest.Machine{server})},
-		{fmt.Sprintf("what control plane %d sends", i), one(control, true)},
-		{fmt.Sprintf("what control plane %d receives", i), one(control, false)},
-		{fmt.Sprintf("what server %d sends", j), one(server, true)},
-		{fmt.Sprintf("control plane %d and server %d from the rest", i, j), alone(control, server)},
-		{fmt.Sprintf("control plane %d, server %d and node %s from the rest", i, j, node.IP), alone(control, server, node)},
-		{"all servers from each other", netnstest.Between(s.servers, s.servers)},
+		{fmt.Sprintf("control plane %d alone", i), alone(control), -1},
+		{fmt.Sprintf("server %d alone", j), alone(server), -1},
+		{fmt.Sprintf("node %d alone", k), alone(node), -1},
+		{fmt.Sprintf("server %d from the other servers", j), netnstest.Between([]*netnstest.Machine{server}, s.servers), -1},
+		{fmt.Sprintf("control plane %d from server %d", i, j), netnstest.Between([]*netnstest.Machine{control}, []*netnstest.Machine{server}), -1},
+		{fmt.Sprintf("what control plane %d sends", i), one(control, true), -1},
+		{fmt.Sprintf("what control plane %d receives", i), one(control, false), -1},
+		{fmt.Sprintf("what server %d sends", j), one(server, true), -1},
+		{fmt.Sprintf("control plane %d and server %d from the rest", i, j), alone(control, server), -1},
+		{fmt.Sprintf("control plane %d, server %d and node %d from the rest", i, j, k), alone(control, server, node), -1},
+		{"all servers from each other", netnstest.Between(s.servers, s.servers), -1},
+		{fmt.Sprintf("the tunnel of node %d", k), atPort(alone(node)), k},
+		{fmt.Sprintf("the tunnel of node %d to control plane %d", k, i), atPort(netnstest.Between([]*netnstest.Machine{node}, []*netnstest.Machine{control})), k},
+		{fmt.Sprintf("the tunnel of node %d, and control plane %d alone", k, i), append(atPort(alone(node)), alone(control)...), k},
+		{fmt.Sprintf("what node %d sends over its tunnel", k), atPort(one(node, true)), k},
+		{fmt.Sprintf("what node %d receives over its tunnel", k), atPort(one(node, false)), k},
+	}
+	all = slices.DeleteFunc(all, func(f fault) bool { return !strings.Contains(f.name, only) })
+	if len(all) == 0 {
+		s.t.Fatalf("no partition has %q in its name", only)
 	}
 	return all[chance.IntN(len(all))]
+}
+
+// atPort restricts cuts to the connections over TLS of nodes. Those to NATS stay.
+func atPort(cuts []netnstest.Cut) []netnstest.Cut {
+	for i := range cuts {
+		cuts[i].Port = tunnelPort
+	}
+	return cuts
 }
 
 // answers returns when each control plane answers requests of all kinds, and how long that took.
@@ -216,4 +290,72 @@ func (s *splitRig) answers(limit time.Duration) (took time.Duration, wrong []str
 	}
 	asked.Wait()
 	return time.Since(begun), wrong
+}
+
+// nodesOf returns the nodes as a control plane shows them, by name.
+func nodesOf(r *rig) (map[string]schema.Node, error) {
+	got, err := r.trySend(http.MethodGet, "/system/nodes", "")
+	if err != nil {
+		return nil, err
+	}
+	var all []schema.Node
+	if err := json.Unmarshal(got.Body, &all); err != nil {
+		return nil, fmt.Errorf("status %d: %w", got.Status, err)
+	}
+	out := map[string]schema.Node{}
+	for _, n := range all {
+		out[n.Name] = n
+	}
+	return out, nil
+}
+
+// told checks what the leader says of a node if it cannot connect to it: the node is unreachable,
+// with the cause, and has no replica that counts as ready.
+func (s *splitRig) told(f fault) {
+	s.t.Helper()
+	lead := s.leader()
+	if lead < 0 || !slices.ContainsFunc(f.cuts, func(c netnstest.Cut) bool { return c.From == s.controls[lead].on || c.To == s.controls[lead].on }) {
+		return
+	}
+	name := fmt.Sprint("n", f.node)
+	all, err := nodesOf(s.controls[lead])
+	if err != nil {
+		s.t.Errorf("%s: %v", f.name, err)
+		return
+	}
+	if n := all[name]; n.Status != schema.NodeUnreachable || !strings.Contains(n.Cause, "cannot be reached") {
+		s.t.Errorf("%s: the leader says that %s is %q, %q; want unreachable, and why", f.name, name, n.Status, n.Cause)
+	}
+	for _, function := range []string{"often", "once"} {
+		if text := s.command(s.controls[lead], "describe", function); strings.Contains(text, " on "+name+": ready") {
+			s.t.Errorf("%s: a replica counts as ready on %s:\n%s", f.name, name, text)
+		}
+	}
+}
+
+// nodesReturn waits until the leader says that all nodes are ready, and returns how long that took.
+func (s *splitRig) nodesReturn(limit time.Duration) time.Duration {
+	s.t.Helper()
+	begun := time.Now()
+	for {
+		var all map[string]schema.Node
+		var err error
+		ready := 0
+		if lead := s.leader(); lead >= 0 {
+			all, err = nodesOf(s.controls[lead])
+			for _, n := range all {
+				if n.Status == schema.NodeReady {
+					ready++
+				}
+			}
+		}
+		if ready == len(s.nodes) {
+			return time.Since(begun)
+		}
+		if time.Since(begun) > limit {
+			s.t.Errorf("the nodes are not ready within %v: %v, %+v", limit, err, all)
+			return limit
+		}
+		pause(100 * time.Millisecond)
+	}
 }

@@ -187,6 +187,18 @@ func StartConfigured(t testing.TB, config string, dirs []string, ports []int) *C
 	return c
 }
 
+// StartConfiguredOn runs one server per host until the end of the test, with the configuration in
+// its folder. The servers listen on the port that servers have by default.
+func StartConfiguredOn(t testing.TB, config string, dirs []string, hosts ...Host) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, hosts: hosts}
+	for i, h := range hosts {
+		c.servers = append(c.servers, settings{Dir: dirs[i], Host: h.IP, Port: 4222, Config: config})
+	}
+	c.start()
+	return c
+}
+
 // start runs all servers until the end of the test.
 func (c *Cluster) start() {
 	c.t.Helper()

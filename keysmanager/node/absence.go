@@ -11,12 +11,14 @@ import (
 // Absence is a node that was heard and is away.
 type Absence struct {
 	Inventory           // its latest announcement
-	Since     time.Time // when it was last heard
+	Since     time.Time // when it was last heard, or reached if Heard is set
 	Cause     string    // why it counts as away
 	Ended     bool      // its daemon has said that it ends
+	Heard     bool      // its daemon is heard, and cannot be reached
 }
 
-// Away returns the nodes that are away, by name. Nodes that never took part are left out.
+// Away returns the nodes that are away, by name. Nodes that never took part are left out, except
+// those that are heard and cannot be reached.
 func (d *Directory) Away() []Absence {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -35,7 +33,7 @@ type DirectoryConfig struct {
 	Log   *slog.Logger
 
 	Joined func(*Client)              // a node has come, or is back
-	Left   func(node, cause string)   // it is silent, or has said that it goes
+	Left   func(node, cause string)   // it is silent or out of reach, or has said that it goes
 	Heard  func(*Client)              // it has announced itself; after Joined
 	Event  func(node string, e Event) // each once, in order
 	// Gets what replicas print. Line may be called concurrently with the other functions. nil: the
@@ -43,7 +41,10 @@ type DirectoryConfig struct {
 	Line func(node string, line Line)
 
 	Silence time.Duration // silence after which a node has left; 0: 2.5 s
-	Keep    bool          // replicas outlive this process, and another one may take them over
+	// A node on another machine has left if it is heard and was not reached for this long after the
+	// loss of its connection; 0: 3 s.
+	Reach time.Duration
+	Keep  bool // replicas outlive this process, and another one may take them over
 	// Latest announcements of nodes, which a [Listener] has heard while this process stood by. So
 	// their nodes join at once.
 	First map[string][]byte
@@ -94,7 +95,6 @@ const (
 	maxNodes    = 2048
 	lookEvery   = 100 * time.Millisecond  // how often silence is noticed
 	lostDaemon  = 1500 * time.Millisecond // of silence, after which another may have its name
-	followAgain = 250 * time.Millisecond
 )
 
 // OpenDirectory listens to announcements until Close.
@@ -102,6 +102,7 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 	if cfg.Silence == 0 {
 		cfg.Silence = 2500 * time.Millisecond
 	}
+	cfg.Reach = cmp.Or(cfg.Reach, 3*time.Second)
 	d := &Directory{
 		cfg: cfg, inbox: make(chan func(), inboxLength), nodes: map[string]*member{}, arrived: map[string]arrival{},
 		faults: map[string]fault{},
@@ -374,11 +375,16 @@ func (d *Directory) joined(m *member) {
 func (d *Directory) left(name string, m *member, a Absence) {
 	m.leave()
 	m.leave = nil
-	if !m.joined {
-		return // its socket has never answered
-	}
 	if a.Since.IsZero() {
 		a.Since = m.heard
+	}
+	if !m.joined { // its socket does not answer
+		if m.away != nil && m.away.Heard {
+			d.mu.Lock()
+			m.away = &a
+			d.mu.Unlock()
+		}
+		return
 	}
 	d.mu.Lock()
 	m.joined, m.told, m.away = false, false, &a
@@ -427,94 +433,6 @@ func (d *Directory) catchUp(m *member) {
 			}
 		})
 	})
-}
-
-// follow reads the lines that a node's replicas print from the daemon's socket, until the node
-// leaves. The node joins when its socket answers.
-func (d *Directory) follow(m *member) {
-	ctx, cancel := context.WithCancel(d.ctx)
-	m.leave = cancel
-	if d.cfg.Line == nil {
-		d.joined(m)
-		return
-	}
-	d.group.Go(func() {
-		defer cancel()
-		said := ""
-		for ctx.Err() == nil {
-			err := d.lines(ctx, m)
-			if err != nil && ctx.Err() == nil && err.Error() != said {
-				said = err.Error()
-				d.cfg.Log.Warn("failed to read the lines of a node's output", "node", m.client.name, "error", err)
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(followAgain):
-			}
-		}
-	})
-}
-
-// lines passes on what comes over one connection.
-func (d *Directory) lines(ctx context.Context, m *member) error {
-	c, r, err := m.client.lines(ctx, &m.lines)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	d.post(func() {
-		if ctx.Err() == nil {
-			d.joined(m)
-		}
-	})
-	for {
-		b, err := readLine(r)
-		if errors.Is(err, errLongLine) {
-			return err
-		}
-		if err != nil {
-			return nil // the daemon has ended: its silence says so, or its successor is there
-		}
-		l, err := decodeLine(b)
-		if err != nil {
-			return err
-		}
-		d.cfg.Line(m.client.name, l)
-		m.lines.add(l.Number)
-	}
-}
-
-// heardLines says which line of a daemon was heard last. It is safe for concurrent use.
-type heardLines struct {
-	mu     sync.Mutex
-	daemon string // its id
-	number uint64
-}
-
-// of returns the number of the latest line that was heard of a daemon. From now on, lines are of
-// this daemon.
-func (h *heardLines) of(daemon string) uint64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.daemon != daemon {
-		h.daemon, h.number = daemon, 0
-	}
-	return h.number
-}
-
-func (h *heardLines) add(number uint64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.number = max(h.number, number)
-}
-
-func decodeLine(b []byte) (Line, error) {
-	var l Line
-	if err := json.Unmarshal(b, &l); err != nil {
-		return Line{}, fmt.Errorf("line of output: %w", err)
-	}
-	return l, nil
 }
 
 // Inventories returns the latest announcements of the nodes that are heard, by name.

@@ -30,6 +30,12 @@ type farNode struct {
 // joinFar runs a daemon behind a tunnel, and a cluster that can reach it.
 func (b *broker) joinFar(name string, change ...func(*node.ServerConfig)) (*farNode, *cluster) {
 	b.t.Helper()
+	return b.joinFarTo(name, func(*node.DirectoryConfig) {}, change...)
+}
+
+// joinFarTo does the same as joinFar with a change of the directory.
+func (b *broker) joinFarTo(name string, directory func(*node.DirectoryConfig), change ...func(*node.ServerConfig)) (*farNode, *cluster) {
+	b.t.Helper()
 	ca := identitytest.New(b.t, "c1")
 	log := slog.New(slog.DiscardHandler)
 	f := &farNode{name: identity.Name{Cluster: "c1", Role: identity.Node, Name: name}}
@@ -44,6 +50,7 @@ func (b *broker) joinFar(name string, change ...func(*node.ServerConfig)) (*farN
 			return f.up.Open(ctx, identity.Name{Cluster: "c1", Role: identity.Node, Name: to}, at, first)
 		}
 		keepsReplicas(cfg) // only if the node does, too
+		directory(cfg)
 	})
 	f.daemon = b.join(name, newWorker(), append([]func(*node.ServerConfig){func(cfg *node.ServerConfig) {
 		cfg.Me.Boot, cfg.Me.Host, cfg.Address = "another", "far", addr.String()

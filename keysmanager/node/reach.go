@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -25,10 +26,14 @@ const (
 	LinkTLS  Link = "tls"  // streams, over one TLS connection
 )
 
-// refusedError is the error that a daemon has answered on its unix socket.
+// refusedError is the error that a daemon has answered on its unix socket. Errors of a [Dial] have
+// the method Refused, too, if the daemon has answered them.
 type refusedError struct{ text string }
 
 func (e *refusedError) Error() string { return e.text }
+
+// Refused tells that the daemon was reached.
+func (e *refusedError) Refused() bool { return true }
 
 // reach says how a [Client] reaches its daemon's sockets.
 type reach struct {
@@ -120,8 +125,10 @@ func (c *Client) take(ctx context.Context, req socketRequest) (wire.Socket, erro
 	return socket, nil
 }
 
-// lines asks for what the node's replicas print, after what was heard.
-func (c *Client) lines(ctx context.Context, heard *heardLines) (io.ReadCloser, *bufio.Reader, error) {
+// lines asks for what the node's replicas print, after what was heard. If the node is on another
+// machine, within bounds the time for a connection; 0 or less: socketTimeout does. If such a node
+// cannot be reached, the error is an unreachedError.
+func (c *Client) lines(ctx context.Context, heard *heardLines, within time.Duration) (io.ReadCloser, *bufio.Reader, error) {
 	epoch, err := c.epoch.now()
 	if err != nil {
 		return nil, nil, err
@@ -143,7 +150,16 @@ func (c *Client) lines(ctx context.Context, heard *heardLines) (io.ReadCloser, *
 	if !c.reach.far(inv) {
 		return nil, nil, cannot(inv, err)
 	}
-	stream, far := c.dialFar(ctx, inv, req)
+	dialing := ctx
+	if within > 0 {
+		var cancel context.CancelFunc
+		dialing, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
+	}
+	stream, far := c.dialFar(dialing, inv, req)
+	if far != nil && !refused(far) && !c.reach.near(inv) {
+		return nil, nil, unreachedError{far}
+	}
 	if far != nil {
 		return nil, nil, errors.Join(far, err)
 	}
@@ -159,8 +175,8 @@ func (c *Client) dialFar(ctx context.Context, inv Inventory, req socketRequest) 
 }
 
 func refused(err error) bool {
-	var r *refusedError
-	return errors.As(err, &r)
+	var r interface{ Refused() bool }
+	return errors.As(err, &r) && r.Refused()
 }
 
 // cannot returns why a node's sockets are out of reach.

@@ -90,6 +90,9 @@ type RefusedError struct {
 // Error returns the peer's text after its name.
 func (e *RefusedError) Error() string { return fmt.Sprintf("%v: %s", e.Peer, e.Text) }
 
+// Refused tells packages that do not import this one that the peer was reached.
+func (e *RefusedError) Refused() bool { return true }
+
 // Tunnel has a process's connections with others of its cluster. Its methods are safe for
 // concurrent use.
 type Tunnel struct {

@@ -82,6 +82,8 @@ const (
 	NodeDrained  = "drained"  // it has no replicas and takes none
 	NodeLeaving  = "leaving"  // its daemon is being stopped
 	NodeSilent   = "silent"   // its daemon is not heard
+	// Its daemon is heard over NATS, but the leader cannot connect to it. It takes no new replicas.
+	NodeUnreachable = "unreachable"
 )
 
 // Node is a node, as GET /system/nodes shows it.
@@ -89,12 +91,15 @@ type Node struct {
 	node.Inventory // of a silent node: its latest; without anything but the name if there is none
 
 	Status string `json:"status"`
-	// Since when the node has been silent, or cordoned; zero: unknown, or the node is ready.
+	// Since when the node has been away, or cordoned; zero: unknown, or the node is ready.
 	Since time.Time `json:"since,omitzero"`
-	// An operator has closed the node to new replicas. A silent node can be cordoned, too.
+	// An operator has closed the node to new replicas. A node that is away can be cordoned, too.
 	Cordoned bool   `json:"cordoned,omitempty"`
-	Cause    string `json:"cause,omitempty"` // why it is silent
+	Cause    string `json:"cause,omitempty"` // why it is away
 }
+
+// Away reports whether the node is silent or out of reach.
+func (n Node) Away() bool { return n.Status == NodeSilent || n.Status == NodeUnreachable }
 
 // The values of [ControlPlane.Status].
 const (

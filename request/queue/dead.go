@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -123,17 +124,77 @@ func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 	return l, nil
 }
 
-// recoverDead reads the stream DEAD. The map there has as its keys the deadIDs of all records in
-// the journal. If a letter has one of these IDs, an earlier process ended while it moved the record
-// between the journal and DEAD. Then the record counts, and recoverDead deletes the letter. It adds
-// the files of all other letters to named.
-func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool) error {
-	return scan(ctx, j.dead.stream, func(f found) {
+// lettersOf reads the stream DEAD. ids has the IDs of its letters.
+func lettersOf(ctx context.Context, j *Journal) (all []*DeadLetter, ids map[string]bool, err error) {
+	ids = map[string]bool{}
+	err = scan(ctx, j.dead.stream, func(f found) {
 		l, err := letter(&f.message, f.seq, f.size)
 		if err != nil {
 			j.log.Error("unknown message in the stream of dead letters; it is kept", "subject", f.subject, "error", err)
 			return
 		}
+		all, ids[l.ID] = append(all, l), true
+	})
+	return all, ids, err
+}
+
+// claim stores the latest state of a record once more, as a state of this process, and changes f to
+// it. ours is false if the record has left the journal: it was withdrawn, or it has ended.
+//
+// A record that has a dead letter must be claimed before the letter is deleted. An overtaken
+// process may still move the record between the journal and DEAD:
+//
+//   - It has stored a redriven letter as a record, and withdraws the record.
+//   - It has stored a record as a letter, and deletes the record.
+//
+// In both cases, only the letter is left. A withdrawal and a claim have the same condition, so the
+// stream takes only one of them. If the overtaken process deletes a record, it deletes the states
+// that it knows, so a claimed record stays. If there is no claim, the letter stays.
+func claim(ctx context.Context, j *Journal, f *found) (ours bool, err error) {
+	for {
+		raw, err := lastState(ctx, j, f)
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("claim %s: %w", f.subject, err)
+		case raw.Header.Get(headWithdrawn) != "":
+			return false, j.purge(ctx, j.shards[f.shard], f.subject, raw.Sequence+1)
+		}
+		now := &message{subject: raw.Subject, header: maps.Clone(raw.Header), data: raw.Data, at: raw.Time, after: raw.Sequence}
+		now.deleteServerFields()
+		now.keepAccepted(now)
+		seq, err := j.store(now)
+		if errors.Is(err, errOvertaken) {
+			continue
+		}
+		if err == nil {
+			err = j.remove(j.shards[f.shard], raw.Sequence)
+		}
+		if err != nil {
+			return false, fmt.Errorf("claim %s: %w", f.subject, err)
+		}
+		size := cmp.Or(now.header.Get(headSize), strconv.Itoa(len(now.data)))
+		f.size, _ = strconv.ParseInt(size, 10, 64) // the field is the journal's
+		f.message, f.seq = *now, seq
+		return true, nil
+	}
+}
+
+// lastState reads the latest state of a record.
+func lastState(ctx context.Context, j *Journal, f *found) (*jetstream.RawStreamMsg, error) {
+	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
+	defer cancel()
+	return j.shards[f.shard].GetLastMsgForSubject(ctx, f.subject)
+}
+
+// recoverDead adds the letters that a start has found. The map there has as its keys the deadIDs of
+// all records in the journal. If a letter has one of these IDs, an earlier process ended, or was
+// overtaken, while it moved the record between the journal and DEAD. Then the record counts, and
+// recoverDead deletes the letter. With NATS outside, the caller has claimed the record before. It
+// adds the files of all other letters to named.
+func (j *Journal) recoverDead(letters []*DeadLetter, there, named map[string]bool) {
+	for _, l := range letters {
 		if before, err := j.dead.get(l.ID); err == nil { // as with records, the later one counts
 			j.dead.forget(before)
 			if err := j.remove(j.dead.stream, before.seq); err != nil {
@@ -142,12 +203,12 @@ func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool)
 		}
 		if there[l.ID] {
 			if err := j.remove(j.dead.stream, l.seq); err == nil {
-				return
+				continue
 			}
 		}
 		named[l.blob] = true
 		j.dead.add(l)
-	})
+	}
 }
 
 // addDeadLetter stores a record as a dead letter. The record stays in the journal too. Its file, if
@@ -266,6 +327,10 @@ func (j *Journal) DeadLetter(ctx context.Context, id string) (DeadLetter, []byte
 }
 
 // Redrive moves a dead letter back into the journal, as if it had just been accepted.
+//
+// If this process was overtaken meanwhile, Redrive withdraws the record, and the letter stays. If
+// the next process has claimed the record, Redrive returns nil, and leaves the letter to that
+// process, which has deleted it after the claim.
 func (j *Journal) Redrive(ctx context.Context, id string) error {
 	j.dead.change.Lock()
 	defer j.dead.change.Unlock()
@@ -322,8 +387,10 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 		j.startReady(l.Kind, it, m)
 	}
 	j.mu.Unlock()
-	if err := j.remove(j.dead.stream, l.seq); err != nil {
-		return err
+	if !theirs {
+		if err := j.remove(j.dead.stream, l.seq); err != nil {
+			return err
+		}
 	}
 	j.dead.forget(l)
 	return nil

@@ -43,6 +43,10 @@ func index(ctx context.Context, j *Journal, all []found) error {
 	if err != nil {
 		return err
 	}
+	letters, dead, err := lettersOf(ctx, j) // after the records, because a record becomes a letter
+	if err != nil {
+		return err
+	}
 	now, named, there := time.Now(), map[string]bool{}, map[string]bool{}
 	for i := range all {
 		f := &all[i]
@@ -61,6 +65,13 @@ func index(ctx context.Context, j *Journal, all []found) error {
 			j.log.Error("unknown message in the journal; it is kept", "subject", f.subject, "error", err)
 			continue
 		}
+		if j.cfg.Disk.cluster != nil && dead[deadID(id, f.kind())] {
+			if ours, err := claim(ctx, j, f); err != nil {
+				return err
+			} else if !ours {
+				continue
+			}
+		}
 		key := lineKey{f.kind(), function}
 		if key.kind == Callback {
 			key.name = f.header.Get(headTo)
@@ -73,9 +84,7 @@ func index(ctx context.Context, j *Journal, all []found) error {
 		j.cfg.Found(f.left(function, id, now, wait))
 		j.stats.Resumed++
 	}
-	if err := j.recoverDead(ctx, there, named); err != nil {
-		return err
-	}
+	j.recoverDead(letters, there, named)
 	return j.blobs.sweep(named)
 }
 

@@ -327,11 +327,34 @@ func (j *Journal) clear(ctx context.Context, s jetstream.Stream, subject string,
 	if !j.takeUncertain(subject) {
 		return j.remove(s, seq)
 	}
-	err := j.purge(ctx, s, subject, keep)
+	var err error
+	if keep == 0 && j.cfg.Held != nil {
+		err = clearHeld(ctx, j, s, subject, seq)
+	} else {
+		err = j.purge(ctx, s, subject, keep)
+	}
 	if err != nil {
 		j.markUncertain(subject)
 	}
 	return err
+}
+
+// clearHeld deletes all states of a record that this process has stored. A later process may have
+// changed the record. If Held returns nil, all states from before the call are this process's.
+// Otherwise only the state seq certainly is.
+func clearHeld(ctx context.Context, j *Journal, s jetstream.Stream, subject string, seq uint64) error {
+	limited, cancel := context.WithTimeout(ctx, appendTimeout)
+	defer cancel()
+	last, err := s.GetLastMsgForSubject(limited, subject)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read the last state of %s: %w", subject, err)
+	case j.cfg.Held() != nil:
+		return j.remove(s, seq)
+	}
+	return j.purge(ctx, s, subject, last.Sequence+1)
 }
 
 // purge deletes all states of a record before the sequence keep; 0: all.
@@ -376,6 +399,13 @@ func (j *Journal) takeUncertain(subject string) bool {
 	was := j.uncertain[subject]
 	delete(j.uncertain, subject)
 	return was
+}
+
+// deleteServerFields deletes the fields that NATS adds to what was stored, and the condition.
+func (m *message) deleteServerFields() {
+	for _, field := range []string{jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer, jetstream.SubjectHeader, jetstream.LastSequenceHeader, jetstream.ExpectedLastSubjSeqHeader} {
+		m.header.Del(field)
+	}
 }
 
 func (m *message) keepAccepted(before *message) {
@@ -425,9 +455,7 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, seq uint64) (*me
 		return nil, err
 	}
 	m := &message{subject: raw.Subject, header: raw.Header, data: raw.Data, at: raw.Time}
-	for _, field := range []string{jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer, jetstream.SubjectHeader, jetstream.LastSequenceHeader, jetstream.ExpectedLastSubjSeqHeader} {
-		m.header.Del(field)
-	}
+	m.deleteServerFields()
 	if blob := m.header.Get(headBlob); blob != "" {
 		if m.data, err = j.blobs.get(blob); errors.As(err, new(transient)) {
 			return nil, fmt.Errorf("content of a large record: %w", err)

@@ -50,12 +50,34 @@ func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, repo
 	if out.More, err = s.more(ctx, tuned, open, report); err != nil {
 		return nil, err
 	}
+	out.Tuned.Choices = used(out, tuned.Choices)
 	out.Reached = out.reach()
 	out.Expected = expected(out, s.Expected)
 	if s.Judge != nil {
 		out.Claims = s.Judge(out)
 	}
 	return out, nil
+}
+
+// used returns the choices for the groups and the contenders of a result and of its further
+// settings.
+func used(r *Result, all []Choice) []Choice {
+	groups, contenders := map[string]bool{}, map[string]bool{}
+	for x := r; x != nil; x = x.More {
+		for _, s := range x.Settings {
+			groups[s.Group] = true
+		}
+		for _, o := range x.Outcomes {
+			groups[o.TunedAs], contenders[o.Contender] = true, true
+		}
+	}
+	var out []Choice
+	for _, c := range all {
+		if groups[c.Group] && contenders[c.Contender] {
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // more evaluates s.More, if there is any.
@@ -65,7 +87,7 @@ func (s *Study) more(ctx context.Context, tuned Tuned, open sim.Opener, report f
 	}
 	out, err := s.More.Evaluate(ctx, tuned, open, report)
 	if err == nil {
-		out.Tuned.Choices = nil // the study has them
+		out.Tuned.Choices = nil // the study's result has them
 	}
 	return out, err
 }

@@ -1,6 +1,7 @@
 package study
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -84,5 +85,24 @@ func TestCheckRefusesMoreThatWasTunedOtherwise(t *testing.T) {
 		if err := s.Check(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
+	}
+}
+
+// TestResultHasTheChoicesOfItsGroups checks that a result has the configurations that its
+// contenders got for its groups and for those that its settings name, and no others.
+func TestResultHasTheChoicesOfItsGroups(t *testing.T) {
+	of := func(keys ...string) (all []Choice) {
+		for _, key := range keys {
+			group, contender, _ := strings.Cut(key, "/")
+			all = append(all, Choice{Group: group, Contender: contender})
+		}
+		return all
+	}
+	r := &Result{
+		Settings: []SettingInfo{{Group: "a"}}, Outcomes: []Outcome{{Contender: "x", TunedAs: "b"}},
+		More: &Result{Settings: []SettingInfo{{Group: "c"}}, Outcomes: []Outcome{{Contender: "y", TunedAs: "d"}, {Contender: "x"}}},
+	}
+	if got, want := used(r, of("a/x", "b/x", "c/y", "d/x", "e/x", "a/z")), of("a/x", "b/x", "c/y", "d/x"); !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

@@ -132,10 +132,10 @@ func nodeKind(n node.Inventory) string {
 	return kind
 }
 
-// nodeStatus returns the status of a node, and since when a silent one is silent.
+// nodeStatus returns the status of a node, and since when it has been away.
 func nodeStatus(n schema.Node) string {
 	status := cmp.Or(n.Status, schema.NodeReady)
-	if n.Status == schema.NodeSilent {
+	if n.Away() {
 		if !n.Since.IsZero() {
 			status += " since " + n.Since.UTC().Format(time.DateTime)
 		}
@@ -158,7 +158,7 @@ func nodeAddress(n node.Inventory) string {
 func describeNode(n schema.Node, now time.Time, out io.Writer) error {
 	t := console.NewTable(out)
 	status := nodeStatus(n)
-	if n.Cordoned && n.Status != schema.NodeSilent && !n.Since.IsZero() {
+	if n.Cordoned && !n.Away() && !n.Since.IsZero() {
 		status += fmt.Sprintf(", for %s", age(n.Since, now))
 	}
 	if n.Cause != "" {

@@ -207,11 +207,7 @@ func (p *paper) fill(folder string, s *study.Study, r *study.Result) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	var figures []study.Figure
-	var err error
-	if s.Draw != nil {
-		figures, err = s.Draw(r)
-	}
+	figures, err := figures(s, r)
 	errs := []error{
 		err,
 		console.WriteFile(filepath.Join(folder, "result.json"), func(w io.Writer) error { return console.WriteJSON(w, r) }),
@@ -224,6 +220,19 @@ func (p *paper) fill(folder string, s *study.Study, r *study.Result) error {
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+// figures draws the figures of a result, and of the study's further settings.
+func figures(s *study.Study, r *study.Result) (out []study.Figure, err error) {
+	for ; s != nil && r != nil && err == nil; s, r = s.More, r.More {
+		if s.Draw == nil {
+			continue
+		}
+		var more []study.Figure
+		more, err = s.Draw(r)
+		out = append(out, more...)
+	}
+	return out, err
 }
 
 // linkFigures writes what figures lie beside a report.

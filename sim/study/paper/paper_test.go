@@ -120,7 +120,7 @@ func TestSimPaper(t *testing.T) {
 		t.Error("runs that were kept were made again")
 	}
 	r := result("toy", "--tuned", tuned, "--only", "fast")
-	if len(r.Tuned.Choices) != 2 || len(r.Outcomes) != 1 || r.Outcomes[0].Untuned || r.Outcomes[0].GPUs.Mean != 2 {
+	if len(r.Tuned.Choices) != 1 || len(r.Outcomes) != 1 || r.Outcomes[0].Untuned || r.Outcomes[0].GPUs.Mean != 2 {
 		t.Errorf("with configurations: %+v", r)
 	}
 	before, _ := os.ReadFile(tuned)
@@ -156,5 +156,23 @@ func TestSimPaperErrors(t *testing.T) {
 	stop()
 	if err := Run(ctx, []string{"quart", "--quick"}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// TestFiguresOfMore checks that a study's figures are followed by those of its further settings.
+func TestFiguresOfMore(t *testing.T) {
+	s, more := toyStudy(), toyStudy()
+	more.Draw = func(r *study.Result) ([]study.Figure, error) { return []study.Figure{{Name: "of-" + r.Title}}, nil }
+	s.More = &more
+	r := &study.Result{More: &study.Result{Title: "more"}}
+	if got, err := figures(&s, r); err != nil || len(got) != 2 || got[0].Name != "toy-latency" || got[1].Name != "of-more" {
+		t.Errorf("%+v, %v, want one figure of each", got, err)
+	}
+	s.Draw = nil
+	if got, err := figures(&s, r); err != nil || len(got) != 1 {
+		t.Errorf("%+v, %v, want the figure of more", got, err)
+	}
+	if got, err := figures(&s, &study.Result{}); err != nil || len(got) != 0 {
+		t.Errorf("%+v, %v, want none without a result of more", got, err)
 	}
 }

@@ -3,6 +3,7 @@ package quart
 import (
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -19,8 +20,7 @@ func each(n int, v float64) study.Sample {
 	return s
 }
 
-// made returns an invented result of the whole study, with settings of two more traces. The k-th
-// contender takes 1 + k/10 times T on average, and has 10 + k GPUs.
+// made returns an invented result of the whole study, with settings of two more traces.
 func made(t *testing.T) *study.Result {
 	t.Helper()
 	s, err := Full(none)
@@ -34,6 +34,14 @@ func made(t *testing.T) *study.Result {
 			}
 		}
 	}
+	r := invented(&s)
+	r.Tuned.Choices = []study.Choice{{Group: "cv=4", Contender: oursName, Knobs: []string{"drain_s"}, Chosen: 1, Points: []study.Point{{Knobs: []float64{1}, GPUs: 20, Score: 1}, {Knobs: []float64{2}, GPUs: 22, Score: math.Log(1.5)}}}}
+	return r
+}
+
+// invented returns a result of a study. The k-th contender takes 1 + k/10 times T on average, and
+// has 10 + k GPUs.
+func invented(s *study.Study) *study.Result {
 	r := &study.Result{Ours: s.Ours, Budget: s.Budget, Seeds: s.Test, Multiples: s.Multiples, Objective: s.Objective}
 	r.Tuned = study.Tuned{Budget: s.Budget, Candidates: 2, Seeds: s.Train}
 	for _, c := range s.Contenders {
@@ -64,12 +72,11 @@ func made(t *testing.T) *study.Result {
 			r.Outcomes = append(r.Outcomes, o)
 		}
 	}
-	r.Tuned.Choices = []study.Choice{{Group: "cv=4", Contender: oursName, Knobs: []string{"drain_s"}, Chosen: 1, Points: []study.Point{{Knobs: []float64{1}, GPUs: 20, Score: 1}, {Knobs: []float64{2}, GPUs: 22, Score: math.Log(1.5)}}}}
 	return r
 }
 
 // drawn returns the figures of a result, by name.
-func drawn(t *testing.T, r *study.Result) map[string]string {
+func drawn(t *testing.T, r *study.Result, draw func(*study.Result) ([]study.Figure, error)) map[string]string {
 	t.Helper()
 	figures, err := draw(r)
 	if err != nil {
@@ -123,7 +130,7 @@ func TestFigures(t *testing.T) {
 			set(x.Name, "no-pid", func(o *study.Outcome) { o.Mean = each(n, 3*whole) })
 		}
 	}
-	got := drawn(t, r)
+	got := drawn(t, r, draw)
 	for _, name := range []string{"azure-code-latency", "azure-code-in-time", "traces-latency", "traces-in-time", "cv", "cv-latency", "cv-goodput", "cv-quantiles", "cv-queues", "observed", "versus", "sweep", "ablations"} {
 		if got["quart-"+name] == "" {
 			t.Errorf("no figure %s", name)
@@ -145,11 +152,35 @@ func TestFigures(t *testing.T) {
 	has(t, got, "traces-in-time", "BERT-21B azure-conv", "objective, multiples of T = 137 ms")
 }
 
+// TestFigureOfTheSweeps checks that each point of each sweep has its place in the figure.
+func TestFigureOfTheSweeps(t *testing.T) {
+	s := sweeps()
+	r := invented(s)
+	for k, x := range s.Settings {
+		r.Outcome(x.Name, oursName).Mean = each(r.Seeds.N, x.Service.Seconds()*float64(2+k))
+	}
+	got := drawn(t, r, drawSweeps)
+	if len(got) != 1 {
+		t.Errorf("%d figures, want one", len(got))
+	}
+	for k, x := range s.Settings {
+		label := strings.TrimPrefix(x.Group, sweepGaps)
+		for _, begin := range []string{sweepStarts, sweepCores, sweepLoad, sweepShape, sweepMemory} {
+			label = strings.TrimPrefix(label, begin)
+		}
+		has(t, got, "conditions", fmt.Sprintf("Stagecoach, %s: %d", label, 2+k))
+	}
+	has(t, got, "conditions", "Mean latency by memory per server", "GPUs by CV of the gaps", "budget")
+	if got, err := drawSweeps(&study.Result{}); len(got) != 0 || err != nil {
+		t.Errorf("%d figures of nothing, %v", len(got), err)
+	}
+}
+
 func TestFiguresOfALittle(t *testing.T) {
 	r := made(t)
 	r.Settings = slices.DeleteFunc(r.Settings, func(s study.SettingInfo) bool { return s.Group != observed })
 	r.Outcomes, r.Tuned = nil, study.Tuned{}
-	if got := drawn(t, r); len(got) != 0 {
+	if got := drawn(t, r, draw); len(got) != 0 {
 		t.Errorf("%d figures of settings without outcomes, want none", len(got))
 	}
 	if _, err := draw(&study.Result{}); err != nil {

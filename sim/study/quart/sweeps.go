@@ -32,7 +32,7 @@ const (
 // ablations of the KeysManager's list run where memory is short.
 func sweeps() *study.Study {
 	s := base()
-	s.Title, s.Judge, s.Draw = "One condition at a time", nil, nil
+	s.Title, s.Judge, s.Draw = "One condition at a time", nil, drawSweeps
 	s.About = fmt.Sprintf(`%s at CV %d and a load of %d GPUs, with one condition changed. A group is a point of a sweep.
 Points without configurations of their own have those of another group, which is named.`, bert, sweptCV, work)
 	s.Test.N = sweepSeeds

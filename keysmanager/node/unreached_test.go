@@ -1,0 +1,101 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+)
+
+// TestNodeOutOfReach cuts the connection with a node that is heard over NATS. The node must leave
+// and say why, so that nothing is started there, and join again when it is reached. A control plane
+// that has never reached the node must show it, too.
+func TestNodeOutOfReach(t *testing.T) {
+	b := startBroker(t)
+	var cut atomic.Bool
+	cuts := func(cfg *node.DirectoryConfig) {
+		dial := cfg.Dial
+		cfg.Reach = 20 * time.Millisecond
+		cfg.Dial = func(ctx context.Context, to, at string, first any) (net.Conn, error) {
+			if cut.Load() {
+				return nil, errors.New("the cable is cut")
+			}
+			return dial(ctx, to, at, first)
+		}
+	}
+	f, c := b.joinFarTo("n1", cuts)
+	c.node("n1")
+	c.until(0, "heard n1 []")
+
+	from := c.mark()
+	cut.Store(true)
+	f.up.Drop(f.name)
+	const cause = "its announcements arrive over NATS, but its daemon cannot be reached: the cable is cut"
+	c.until(from, "left n1: "+cause)
+	if away := c.Away(); len(away) != 1 || !away[0].Heard || away[0].Cause != cause || away[0].Address == "" || len(c.Clients()) != 0 {
+		t.Errorf("away %+v, and %d nodes are used; want n1 away and heard, with its address", away, len(c.Clients()))
+	}
+
+	other := b.watch(func(cfg *node.DirectoryConfig) {
+		cfg.Reach = time.Nanosecond
+		cfg.Dial = func(context.Context, string, string, any) (net.Conn, error) { return nil, errors.New("never reached") }
+	})
+	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		if away := other.Away(); len(away) == 1 && away[0].Name == "n1" && strings.HasSuffix(away[0].Cause, "never reached") {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("another control plane, which never reaches the node, shows %+v", other.Away())
+		}
+	}
+
+	from = c.mark()
+	cut.Store(false)
+	c.until(from, "joined n1")
+	if away := c.Away(); len(away) != 0 {
+		t.Errorf("away after the cut: %+v", away)
+	}
+}
+
+// TestRefusalIsNoLoss has a daemon refuse what is asked of it. It was reached, so its node stays.
+func TestRefusalIsNoLoss(t *testing.T) {
+	b := startBroker(t)
+	var refuses atomic.Bool
+	asked := make(chan struct{}, 100)
+	f, c := b.joinFarTo("n1", func(cfg *node.DirectoryConfig) {
+		dial := cfg.Dial
+		cfg.Reach = time.Nanosecond
+		cfg.Dial = func(ctx context.Context, to, at string, first any) (net.Conn, error) {
+			if refuses.Load() {
+				asked <- struct{}{}
+				return nil, refusal{}
+			}
+			return dial(ctx, to, at, first)
+		}
+	})
+	c.node("n1")
+	from := c.mark()
+	refuses.Store(true)
+	f.up.Drop(f.name)
+	for range 3 {
+		<-asked
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, told := range c.told[from:] {
+		if strings.HasPrefix(told, "left") {
+			t.Errorf("%s: a node that answers must stay", told)
+		}
+	}
+}
+
+// refusal is an answer of a daemon.
+type refusal struct{}
+
+func (refusal) Error() string { return "not now" }
+func (refusal) Refused() bool { return true }
