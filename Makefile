@@ -28,7 +28,7 @@ TESTS     := -vet=off '-ldflags=-w -extldflags=-Wl,-z,lazy'
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd kubernetes test-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images images-oci images-push demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd test-images-oci kubernetes test-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,17 @@ build: tools ## build the stagecoach binary into build/bin
 
 images: fetch build ## build the functions' images into build/images
 	@functions/images.sh $(IMAGES)
+
+images-oci: fetch ## OCI images of Stagecoach itself, reproducible, without Docker, in build/oci
+	@$(GO) run ./scripts/oci build
+
+images-push: ## push the images of images-oci to REGISTRY=host:port/path; TAG names another tag
+	@test -n "$(REGISTRY)" || { echo "want REGISTRY=host:port/path" >&2; exit 2; }
+	@$(GO) run ./scripts/oci push $(if $(TAG),--tag $(TAG)) $(REGISTRY)
+
+test-images-oci: images-oci ## build OCI images again and compare; push, pull and run them
+	@$(GO) run ./scripts/oci check
+	STAGECOACH_OCI=$(CURDIR)/build/oci $(GO) test $(TESTS) -count=1 -timeout 10m -run 'TestImagesRun$$' -v ./scripts/oci
 
 demo: images ## OCR through three stages on real input, then a burst answered by forks
 	@$(BESIDE) $(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo --runtime $(RUNTIME)

@@ -327,7 +327,7 @@ func TestOwnedModulesHaveOneImporter(t *testing.T) {
 		"github.com/containerd/containerd/":       {"keysmanager/container", "image/contained", "internal/containerdtest"},
 		"github.com/containerd/errdefs":           {"keysmanager/container", "image/contained"},
 		"github.com/hashicorp/golang-lru/":        {"keysmanager/node", "provider"},
-		"github.com/google/go-containerregistry/": {"image", "internal/kubetest"},
+		"github.com/google/go-containerregistry/": {"image", "internal/kubetest", "scripts/oci"},
 		"github.com/docker/cli/":                  {"image"},
 		"github.com/NVIDIA/":                      {"keysmanager/device"},
 		"github.com/vishvananda/":                 {"keysmanager/network", "internal/netnstest"},

@@ -161,8 +161,14 @@ func runVersion(_ context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// version returns the module's version, as the linker recorded it.
+// release is the version of an image's program. scripts/oci sets it; other builds leave it empty.
+var release string
+
+// version returns the release, or the module's version as the linker recorded it.
 func version() string {
+	if release != "" {
+		return release
+	}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version
 	}
