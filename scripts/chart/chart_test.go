@@ -100,8 +100,9 @@ type object struct {
 		Labels      map[string]string `json:"labels"`
 		Annotations map[string]string `json:"annotations"`
 	} `json:"metadata"`
-	Data map[string]string `json:"data"`
-	Spec struct {
+	Data      map[string]string `json:"data"`
+	Immutable bool
+	Spec      struct {
 		podSpec
 		Template struct {
 			Spec podSpec `json:"spec"`
@@ -328,6 +329,38 @@ func TestBadValues(t *testing.T) {
 	}
 	if _, err := Render(dir, release("y"), nil); err == nil || !strings.Contains(err.Error(), "image.repository") {
 		t.Errorf("without an image: %v, want an error that names image.repository", err)
+	}
+}
+
+// TestReleaseNames checks that a name is refused from which Kubernetes makes no pods.
+func TestReleaseNames(t *testing.T) {
+	for name, want := range map[string]bool{"y": true, "my-release-2": true, strings.Repeat("a", 44): true, strings.Repeat("a", 45): false, "a.b": false, "1a": false, "a-": false} {
+		_, err := Render(dir, release(name), values(t, "minimal"))
+		if (err == nil) != want || err != nil && !strings.Contains(err.Error(), "release name") {
+			t.Errorf("%q: %v, want it accepted: %t", name, err, want)
+		}
+	}
+}
+
+// TestServersKeepTheirNumber checks that an upgrade does not change the number of NATS servers.
+func TestServersKeepTheirNumber(t *testing.T) {
+	for have, want := range map[int]bool{1: true, 3: false} {
+		r := release("y")
+		r.Replicas = map[string]int{"y-nats": have}
+		_, err := Render(dir, r, values(t, "minimal"))
+		if (err == nil) != want || err != nil && !strings.Contains(err.Error(), "nats.replicas") {
+			t.Errorf("%d servers, and 1 is asked for: %v, want it accepted: %t", have, err, want)
+		}
+	}
+}
+
+// TestKeyIsImmutable checks that a tool that renders the chart without the cluster cannot replace
+// the cluster key.
+func TestKeyIsImmutable(t *testing.T) {
+	for _, o := range objects(t, render(t, release("y"), values(t, "minimal"))) {
+		if o.Kind == "Secret" && o.Immutable != (o.Metadata.Name == "y-cluster-key") {
+			t.Errorf("secret %s: immutable %t", o.Metadata.Name, o.Immutable)
+		}
 	}
 }
 

@@ -27,6 +27,8 @@ type Release struct {
 	Name, Namespace string
 	// Secrets are what lookup finds, by name.
 	Secrets map[string]any
+	// Replicas are those of the StatefulSets that lookup finds, by name.
+	Replicas map[string]int
 	// Random replaces what is drawn by chance; nil: it is drawn.
 	Random func(kind string) string
 }
@@ -111,6 +113,9 @@ func (r Release) functions(t *template.Template) template.FuncMap {
 		"lookup": func(_, kind, _, name string) map[string]any {
 			if have, ok := r.Secrets[name].(map[string]any); ok && kind == "Secret" {
 				return map[string]any{"data": have}
+			}
+			if have, ok := r.Replicas[name]; ok && kind == "StatefulSet" {
+				return map[string]any{"spec": map[string]any{"replicas": have}}
 			}
 			return map[string]any{}
 		},

@@ -14,7 +14,10 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
 {{- define "stagecoach.image" -}}
-{{- $repository := required "image.repository: say where `make images-push` has put the image" .Values.image.repository -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,42}[a-z0-9])?$" .Release.Name) -}}
+{{- fail (printf "release name %q: want at most 44 lower-case letters, digits and hyphens, and a letter first; names of pods begin with it" .Release.Name) -}}
+{{- end -}}
+{{- $repository := required "image.repository: say where `make images-push` has put the image, and its tag in image.tag" .Values.image.repository -}}
 {{- if .Values.image.digest -}}
 {{ $repository }}@{{ .Values.image.digest }}
 {{- else -}}
