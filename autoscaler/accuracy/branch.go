@@ -14,7 +14,9 @@ type search struct {
 	step float64 // a better plan is better by at least this
 	x    []float64
 	open nodeHeap
-	// rootLow and rootHigh are the bounds at the root; set are the columns changed since.
+	// rootLow and rootHigh are the bounds at the root; set are the columns changed since. Those from
+	// before the search are low and high.
+	low, high         []float64
 	rootLow, rootHigh []float64
 	set               []int
 	limit             float64
@@ -38,6 +40,7 @@ type branch struct {
 	bound   float64
 	depth   int
 	at      int // order of creation
+	basis   *basis
 }
 
 type nodeHeap []*branch
@@ -66,9 +69,11 @@ func (m *model) run(g goal, had []float64, step, work float64) *search {
 	m.aim(g)
 	s := &search{m: m, goal: g, best: never, step: step, limit: m.work + work, bound: -never}
 	s.rootLow, s.rootHigh = slices.Clone(m.low), slices.Clone(m.high)
+	s.low, s.high = slices.Clone(m.low), slices.Clone(m.high)
 	if had != nil {
 		s.x, s.best = slices.Clone(had), m.value0(g, had)
 	}
+	s.begin()
 	s.explore(&branch{})
 	for len(s.open) > 0 && !s.ended {
 		b := heap.Pop(&s.open).(*branch)
@@ -78,7 +83,8 @@ func (m *model) run(g goal, had []float64, step, work float64) *search {
 		}
 		s.explore(b)
 	}
-	s.restore()
+	copy(m.low, s.low)
+	copy(m.high, s.high)
 	s.bound = s.best
 	for _, b := range s.open {
 		s.bound = min(s.bound, b.bound)
@@ -87,6 +93,31 @@ func (m *model) run(g goal, had []float64, step, work float64) *search {
 		s.bound = s.best
 	}
 	return s
+}
+
+// basis is a basis of the simplex, to begin with.
+type basis struct {
+	head  []int32
+	state []int8
+}
+
+func (m *model) basis() *basis {
+	return &basis{slices.Clone(m.head), slices.Clone(m.state)}
+}
+
+// from sets the basis. It reports whether the numbers are good.
+func (m *model) from(b *basis) bool {
+	copy(m.head, b.head)
+	copy(m.state, b.state)
+	return m.renew()
+}
+
+// begin makes a basis for the root: from that of the goal before, with the primal method.
+func (s *search) begin() {
+	m := s.m
+	if m.root == nil || m.from(m.root) {
+		m.improve(4 * m.rows)
+	}
 }
 
 // value0 returns a goal's cost of x.
@@ -124,23 +155,29 @@ func (s *search) apply(b *branch) {
 
 // explore solves a node, then one of its children, and so on. Other children are left open.
 func (s *search) explore(b *branch) {
+	if b.basis != nil {
+		s.m.from(b.basis)
+	}
 	for b != nil {
 		s.restore()
 		s.apply(b)
 		s.visited++
-		switch s.m.solve(s.cutoff(), s.limit) {
+		cutoff := s.cutoff()
+		if b.depth == 0 {
+			cutoff = never // the next goal begins from the root's basis
+		}
+		switch s.m.solve(cutoff, s.limit) {
 		case infeasible, cutOff:
 			return
 		case stuck:
-			s.ended = s.m.work > s.limit
-			if !s.ended { // bad numbers: the node counts as open for ever
-				s.m.renew()
-			}
-			s.ended = true
+			s.ended = true // the node stays open, and so the gap is stated
 			heap.Push(&s.open, b)
 			return
 		}
 		bound := s.m.total()
+		if b.depth == 0 {
+			s.m.root = s.m.basis()
+		}
 		if bound > s.cutoff() {
 			return
 		}
@@ -152,13 +189,15 @@ func (s *search) explore(b *branch) {
 		if b.depth == 0 {
 			s.tighten(bound)
 		}
+		now := s.m.basis()
 		if s.visited <= 3 || s.visited%16 == 0 {
 			s.round(b)
+			s.m.from(now)
 			if bound > s.cutoff() {
 				return
 			}
 		}
-		heap.Push(&s.open, &branch{parent: b, changes: other, bound: bound, depth: b.depth + 1, at: 2 * s.visited})
+		heap.Push(&s.open, &branch{parent: b, changes: other, bound: bound, depth: b.depth + 1, at: 2 * s.visited, basis: now})
 		b = &branch{parent: b, changes: one, bound: bound, depth: b.depth + 1, at: 2*s.visited + 1}
 	}
 }

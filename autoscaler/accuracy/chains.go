@@ -2,6 +2,7 @@ package accuracy
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -41,6 +42,7 @@ type choices struct {
 	of        [][]int // options by stage
 	trees     []tree
 	dominated []Dominated
+	full      int // chains that fit, with all batches
 }
 
 // Dominated is a variant that is never used, because another one of its stage is better.
@@ -65,16 +67,63 @@ func newChoices(p *Problem) (*choices, error) {
 			}
 		}
 	}
-	chains := 0
-	for i := range p.Pipelines {
-		if err := c.grow(i); err != nil {
-			return nil, err
+	for {
+		chains := 0
+		for i := range p.Pipelines {
+			c.trees[i] = tree{}
+			if err := c.grow(i); err != nil {
+				return nil, err
+			}
+			if chains += c.trees[i].chains; chains > mostChains {
+				return nil, fmt.Errorf("accuracy: more than %d chains of variants and batches fit, want fewer batches", mostChains)
+			}
 		}
-		if chains += c.trees[i].chains; chains > mostChains {
-			return nil, fmt.Errorf("accuracy: more than %d chains of variants and batches fit, want fewer batches", mostChains)
+		if c.full = max(c.full, chains); !c.prune() {
+			return c, nil
 		}
 	}
-	return c, nil
+}
+
+// prune takes out batches that a larger one of the same variant can replace in every chain that
+// fits. It reports whether there were any. Without them, no more chains are replaced than before, so
+// all of them may be taken out at once.
+func (c *choices) prune() bool {
+	slack := make([]float64, len(c.options)) // of the slowest chain with the option, in seconds
+	for o := range slack {
+		slack[o] = math.Inf(1)
+	}
+	for i := range c.trees {
+		t, p := &c.trees[i], &c.p.Pipelines[i]
+		for k := range t.nodes {
+			if !t.nodes[k].leaf {
+				continue
+			}
+			left := (p.Objective - p.Hop*float64(t.nodes[k].depth+1)) * (1 - p.Queueing)
+			for at := k; at >= 0; at = t.nodes[at].parent {
+				left -= c.options[t.nodes[at].option].time
+			}
+			for at := k; at >= 0; at = t.nodes[at].parent {
+				slack[t.nodes[at].option] = min(slack[t.nodes[at].option], left)
+			}
+		}
+	}
+	any := false
+	for i, of := range c.of {
+		kept := of[:0:0]
+		for _, o := range of {
+			x := &c.options[o]
+			if slices.ContainsFunc(of, func(other int) bool {
+				y := &c.options[other]
+				return y.variant == x.variant && y.rate >= x.rate && y.time > x.time && y.time-x.time <= slack[o]
+			}) {
+				any = true
+				continue
+			}
+			kept = append(kept, o)
+		}
+		c.of[i] = kept
+	}
+	return any
 }
 
 // useless reports whether another batch of v is as fast, and serves as much.

@@ -31,6 +31,7 @@ type model struct {
 	offset   float64 // changes that no plan can avoid
 	changed  []int   // columns: of each variant with a column, replicas more, and fewer, than before
 	building [][]entry
+	root     *basis    // at the root of the latest search
 	top      []float64 // by row: the largest slack
 }
 

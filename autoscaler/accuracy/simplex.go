@@ -47,10 +47,11 @@ type candidate struct {
 }
 
 const (
-	primalTol = 1e-9  // a value may be outside its bounds by this
-	pivotTol  = 1e-8  // smaller elements are no pivots
-	mostRound = 200   // pivots between two new inverses
-	never     = 1e300 // a cutoff that no cost reaches
+	primalTol   = 1e-9 // a value may be outside its bounds by this
+	pivotTol    = 1e-8 // smaller elements are no pivots
+	mostRound   = 200  // pivots between two new inverses
+	leastWeight = 1e-12
+	never       = 1e300 // a cutoff that no cost reaches
 )
 
 // verdict is the result of a solve.
@@ -84,8 +85,8 @@ func (s *simplex) prepare() {
 	}
 }
 
-// price computes the reduced costs, and puts columns outside the basis at the right bounds.
-func (s *simplex) price() {
+// gradient computes the reduced costs.
+func (s *simplex) gradient() {
 	y := s.change
 	for k := range y {
 		y[k] = 0
@@ -112,6 +113,12 @@ func (s *simplex) price() {
 	for _, j := range s.head {
 		s.d[j] = 0
 	}
+	s.work += float64(s.rows*s.rows + len(s.index))
+}
+
+// price computes the reduced costs, and puts columns outside the basis at the right bounds.
+func (s *simplex) price() {
+	s.gradient()
 	for j, st := range s.state {
 		switch {
 		case st == basic:
@@ -121,7 +128,6 @@ func (s *simplex) price() {
 			s.state[j] = atHigh
 		}
 	}
-	s.work += float64(s.rows*s.rows + len(s.index))
 }
 
 // values computes x from the bounds of the columns outside the basis.
@@ -192,7 +198,10 @@ func (s *simplex) renew() bool {
 		s.pivot(at)
 	}
 	for i := range s.weights {
-		s.weights[i] = 1
+		s.weights[i] = leastWeight
+		for _, v := range s.inverse[i*s.rows : (i+1)*s.rows] {
+			s.weights[i] += v * v
+		}
 	}
 	s.pivots = 0
 	return true
@@ -226,20 +235,25 @@ func (s *simplex) pivot(at int) {
 	row := s.inverse[at*s.rows : (at+1)*s.rows]
 	by := 1 / s.col[at]
 	s.nonzero = s.nonzero[:0]
+	norm := 0.0
 	for k := range row {
 		if row[k] != 0 {
 			row[k] *= by
+			norm += row[k] * row[k]
 			s.nonzero = append(s.nonzero, int32(k))
 		}
 	}
+	s.weights[at] = norm
 	for i, c := range s.col {
 		if i == at || c == 0 {
 			continue
 		}
-		to := s.inverse[i*s.rows : (i+1)*s.rows]
+		to, dot := s.inverse[i*s.rows:(i+1)*s.rows], 0.0
 		for _, k := range s.nonzero {
+			dot += to[k] * row[k]
 			to[k] -= c * row[k]
 		}
+		s.weights[i] = max(s.weights[i]+c*(c*norm-2*dot), leastWeight)
 		s.work += float64(len(s.nonzero))
 	}
 	s.pivots++
@@ -318,20 +332,12 @@ func (s *simplex) step(at int) (ok, found bool) {
 		excess, sign, to = s.low[out]-s.x[out], -1, s.low[out]
 	}
 	s.ratios(at, sign)
-	slices.SortFunc(s.order, func(a, b candidate) int {
-		switch {
-		case a.ratio < b.ratio:
-			return -1
-		case a.ratio > b.ratio:
-			return 1
-		}
-		return int(a.col - b.col)
-	})
 	in, flips := -1, 0
-	for k := 0; k < len(s.order); k++ {
+	for k := range s.order {
+		s.next(k)
 		j := s.order[k].col
 		span := math.Abs(s.alpha[j]) * (s.high[j] - s.low[j])
-		if excess-span < 0 {
+		if excess-span <= primalTol {
 			in, flips = s.largest(k), k
 			break
 		}
@@ -379,12 +385,23 @@ func (s *simplex) ratios(at int, sign float64) {
 	s.work += float64(len(s.index) + len(s.state))
 }
 
+// next makes the candidate with the least ratio of those from the k-th on the k-th.
+func (s *simplex) next(k int) {
+	least := k
+	for i := k + 1; i < len(s.order); i++ {
+		if a, b := &s.order[i], &s.order[least]; a.ratio < b.ratio || a.ratio == b.ratio && a.col < b.col {
+			least = i
+		}
+	}
+	s.order[k], s.order[least] = s.order[least], s.order[k]
+}
+
 // largest returns the column with the largest alpha of those with about the same ratio as the k-th
-// candidate, and makes it the k-th.
+// candidate, which has the least ratio of those from it on. It makes that column the k-th.
 func (s *simplex) largest(k int) int {
-	best := k
-	for i := k + 1; i < len(s.order) && s.order[i].ratio <= s.order[k].ratio+1e-12; i++ {
-		if math.Abs(s.alpha[s.order[i].col]) > math.Abs(s.alpha[s.order[best].col]) {
+	best, ratio := k, s.order[k].ratio+1e-12
+	for i := k + 1; i < len(s.order); i++ {
+		if s.order[i].ratio <= ratio && math.Abs(s.alpha[s.order[i].col]) > math.Abs(s.alpha[s.order[best].col]) {
 			best = i
 		}
 	}
@@ -453,13 +470,6 @@ func (s *simplex) exchange(at, in, out int, to, sign float64) {
 	if sign < 0 {
 		s.state[out] = atLow
 	}
-	w := s.weights[at] / (s.col[at] * s.col[at])
-	for i, c := range s.col {
-		if c != 0 && i != at {
-			s.weights[i] = max(s.weights[i], c*c*w)
-		}
-	}
-	s.weights[at] = max(w, 1)
 	s.head[at] = int32(in)
 	s.pivot(at)
 }

@@ -54,10 +54,7 @@ func (p *Problem) Solve() (*Solution, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Solution{Dominated: c.dominated}
-	for i := range c.trees {
-		out.Chains += c.trees[i].chains
-	}
+	out := &Solution{Dominated: c.dominated, Chains: c.full}
 	if out.Chains == 0 {
 		out.idle(p)
 		return out, nil
@@ -81,8 +78,7 @@ func (p *Problem) Solve() (*Solution, error) {
 		}
 	}
 	out.read(m, x)
-	out.Served, out.Accuracy = -m.value0(served, x), -m.value0(accurate, x)
-	return out, nil
+	return out, out.settle(p)
 }
 
 // stepOf returns by how much a better plan is better at least.
