@@ -1,15 +1,13 @@
 package accuracy
 
-import (
-	"math/rand/v2"
-)
+import "math/rand/v2"
 
 // random returns a problem drawn from a seed. Larger sizes make more stages, variants and replicas.
 func random(seed uint64, small bool) *Problem {
 	r := rand.New(rand.NewPCG(seed, 26))
 	stages, variants, batches, replicas := 1+r.IntN(4), 2+r.IntN(7), 1+r.IntN(5), 5+r.IntN(96)
 	if small {
-		stages, variants, batches, replicas = 1+r.IntN(3), 2+r.IntN(2), 1+r.IntN(2), 2+r.IntN(5)
+		stages, variants, batches, replicas = 1+r.IntN(3), 2, 1+r.IntN(2), 2+r.IntN(3)
 	}
 	p := &Problem{Replicas: replicas}
 	for i := range stages {

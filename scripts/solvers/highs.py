@@ -8,6 +8,7 @@ and a binary variable per batch.
 
 import itertools
 import json
+import os
 import sys
 import time
 
@@ -178,5 +179,8 @@ class Model:
         return {"Proved": True, "Costs": costs}
 
 
+# HiGHS prints a banner to the standard output, which only results may go to.
+results = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 for line in sys.stdin:
-    print(json.dumps(Model(json.loads(line)).solve()), flush=True)
+    print(json.dumps(Model(json.loads(line)).solve()), file=results, flush=True)
