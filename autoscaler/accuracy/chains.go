@@ -285,13 +285,13 @@ func (g *growing) add(stage, parent int, items, used float64, depth, segment, br
 			g.t.chains++
 			g.t.nodes[had].accuracy = g.accuracy(had)
 		}
-		factor := g.c.p.Stages[stage].Variants[opt.variant].factor()
+		v := &g.c.p.Stages[stage].Variants[opt.variant]
 		for k, s := range steps {
 			seg, br := segment, branch
 			if len(steps) > 1 {
 				seg, br = had, k
 			}
-			if ok = g.add(s.To, had, items*factor*s.branch(), time, depth+1, seg, br); !ok {
+			if ok = g.add(s.To, had, items*s.items(v), time, depth+1, seg, br); !ok {
 				break
 			}
 		}

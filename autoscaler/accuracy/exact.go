@@ -205,8 +205,8 @@ func (e *exact) scale() error {
 					loads[key].Add(loads[key], product(need, e.shares[at]))
 				}
 				if k+1 < len(f.Stages) {
-					items = product(items, rat(e.p.Stages[st].Variants[f.Variants[k]].factor()))
-					items = product(items, rat(e.p.Pipelines[i].branch(st, f.Stages[k+1])))
+					step := e.p.Pipelines[i].step(st, f.Stages[k+1])
+					items = product(items, rat(step.items(&e.p.Stages[st].Variants[f.Variants[k]])))
 				}
 			}
 			if slices.Equal(f.Stages, paths[0]) {
@@ -232,10 +232,9 @@ func (e *exact) scale() error {
 	return nil
 }
 
-// branch returns the items for a stage per item that a variant of the stage before returns.
-func (p *Pipeline) branch(from, to int) float64 {
-	i := slices.IndexFunc(p.Steps, func(s Step) bool { return s.From == from && s.To == to })
-	return p.Steps[i].branch()
+// step returns the step between two stages.
+func (p *Pipeline) step(from, to int) Step {
+	return p.Steps[slices.IndexFunc(p.Steps, func(s Step) bool { return s.From == from && s.To == to })]
 }
 
 // measure sets what the flows serve, and how accurately.

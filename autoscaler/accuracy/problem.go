@@ -68,6 +68,8 @@ type Pipeline struct {
 type Step struct {
 	From, To int     // indices of stages
 	Branch   float64 // items for To per item that a variant of From returns; 0: 1
+	// Whole means that To gets Branch items per item that came to From, whatever its variant returns.
+	Whole bool `json:",omitempty"`
 }
 
 // Measured is the measured accuracy of a chain from the root to a leaf.
@@ -209,7 +211,14 @@ func (p *Pipeline) fault(stages int) string {
 
 func (v *Variant) factor() float64 { return orOne(v.Factor) }
 func (v *Variant) price() float64  { return orOne(v.Price) }
-func (s Step) branch() float64     { return orOne(s.Branch) }
+
+// items returns how many items a stage gets by a step, per item that came to the variant before it.
+func (s Step) items(v *Variant) float64 {
+	if s.Whole {
+		return orOne(s.Branch)
+	}
+	return v.factor() * orOne(s.Branch)
+}
 
 // uses returns what a replica uses of a budget.
 func (v *Variant) uses(budget int) float64 {

@@ -170,7 +170,7 @@ func (r *routing) follows(from, to int) bool {
 func (r *routing) items(pipe, from, variant, to int) float64 {
 	for _, s := range r.p.Pipelines[pipe].Steps {
 		if s.From == from && s.To == to {
-			return r.flow[pipe*len(r.p.Stages)+from][variant] * r.p.Stages[from].Variants[variant].factor() * s.branch()
+			return r.flow[pipe*len(r.p.Stages)+from][variant] * s.items(&r.p.Stages[from].Variants[variant])
 		}
 	}
 	return 0
@@ -263,4 +263,75 @@ func (p *Pipeline) before(stage int) int {
 		}
 	}
 	return -1
+}
+
+// Result returns the part of a pipeline's requests that the routes serve, and how accurately. A
+// request counts as served in part if items of it overflow at some stages only.
+func (r *Routes) Result(p *Problem, pipeline int) (served, accuracy float64) {
+	pipe := &p.Pipelines[pipeline]
+	t := tree{next: make([][]Step, len(p.Stages))}
+	for _, s := range pipe.Steps {
+		t.next[s.From] = append(t.next[s.From], s)
+	}
+	paths := t.paths(pipe.Root)
+	for _, path := range paths {
+		var walk func(at, variant int, part, good float64)
+		walk = func(at, variant int, part, good float64) {
+			if at == len(path) {
+				served += part / float64(len(paths))
+				accuracy += part * good / float64(len(paths))
+				return
+			}
+			from := -1
+			if at > 0 {
+				from = path[at-1]
+			}
+			for _, x := range r.Routes {
+				if x.Stage == path[at] && x.From == from && x.FromVariant == variant {
+					for _, s := range x.Shares {
+						walk(at+1, s.Variant, part*s.Part, good*p.Stages[path[at]].Variants[s.Variant].Accuracy)
+					}
+				}
+			}
+		}
+		walk(0, -1, 1, 1)
+	}
+	if served > 0 {
+		accuracy /= served
+	}
+	return served, accuracy
+}
+
+// Follows reports whether a step leads from one stage to the other.
+func (p *Pipeline) Follows(from, to int) bool {
+	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.From == from && s.To == to })
+}
+
+// InTime reports whether any chain with a variant of a stage, and a variant of the next stage, is in
+// time with the batches of a plan.
+func (p *Pipeline) InTime(stages []Stage, counts [][]Count, from, variant, to, next int) bool {
+	time := func(stage, k int) float64 { return stages[stage].Variants[k].Batches[counts[stage][k].Batch].Time }
+	fastest := func(stage int) float64 {
+		least := time(stage, 0)
+		for k := range stages[stage].Variants {
+			least = min(least, time(stage, k))
+		}
+		return least
+	}
+	sum, depth := time(from, variant)+time(to, next), 2
+	for at := p.before(from); at >= 0; at = p.before(at) {
+		sum, depth = sum+fastest(at), depth+1
+	}
+	var tail func(stage int) (float64, int)
+	tail = func(stage int) (most float64, deep int) {
+		for _, s := range p.Steps {
+			if s.From == stage {
+				t, n := tail(s.To)
+				most, deep = max(most, fastest(s.To)+t), max(deep, n+1)
+			}
+		}
+		return most, deep
+	}
+	behind, n := tail(to)
+	return (sum+behind)/(1-p.Queueing)+p.Hop*float64(depth+n) <= p.Objective*(1+roundOff)
 }

@@ -5,40 +5,6 @@ import (
 	"testing"
 )
 
-// result returns what routes serve of a problem of one pipeline, and how accurately. Requests whose
-// items overflow at some stage are not served.
-func (r *Routes) result(p *Problem) (served, accuracy float64) {
-	pipe := &p.Pipelines[0]
-	t := tree{next: make([][]Step, len(p.Stages))}
-	for _, s := range pipe.Steps {
-		t.next[s.From] = append(t.next[s.From], s)
-	}
-	paths := t.paths(pipe.Root)
-	for _, path := range paths {
-		var walk func(at, variant int, part, good float64)
-		walk = func(at, variant int, part, good float64) {
-			if at == len(path) {
-				served += part / float64(len(paths))
-				accuracy += part * good / float64(len(paths))
-				return
-			}
-			from := -1
-			if at > 0 {
-				from = path[at-1]
-			}
-			for _, x := range r.Routes {
-				if x.Stage == path[at] && x.From == from && x.FromVariant == variant {
-					for _, s := range x.Shares {
-						walk(at+1, s.Variant, part*s.Part, good*p.Stages[path[at]].Variants[s.Variant].Accuracy)
-					}
-				}
-			}
-		}
-		walk(0, -1, 1, 1)
-	}
-	return served, accuracy / served
-}
-
 // TestRoutesServeWhatPlansDo compares MostAccurateFirst with the shares of plans. The method is a
 // heuristic, so a few requests may find no capacity.
 func TestRoutesServeWhatPlansDo(t *testing.T) {
@@ -52,7 +18,7 @@ func TestRoutesServeWhatPlansDo(t *testing.T) {
 					t.Fatal(err)
 				}
 				r := MostAccurateFirst(p, s.Counts)
-				served, accuracy := r.result(p)
+				served, accuracy := r.Result(p, 0)
 				worst, loss = min(worst, served/s.Served), max(loss, s.Accuracy-accuracy)
 				for _, x := range r.Routes {
 					sum := x.Overflow

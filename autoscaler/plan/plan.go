@@ -313,6 +313,9 @@ type Pipeline struct {
 	SLO   time.Duration
 	// Chosen are the policies that its entry stage asks for.
 	Chosen Chosen `json:",omitzero"`
+	// MinAccuracy is the least mean accuracy of its answers; 0: any. An allocator of variants would
+	// rather drop requests.
+	MinAccuracy float64 `json:",omitzero"`
 }
 
 // Edge leads from a stage to a successor. Both are indices into Stages.

@@ -95,6 +95,7 @@ class Model:
                 break
             paths = longer
         branch = {(s["From"], s["To"]): s.get("Branch") or 1 for s in steps}
+        whole = {(s["From"], s["To"]) for s in steps if s.get("Whole")}
         flows = [self.chains(p, path) for path in paths]
         weight = p["Demand"] / demand
         self.row(-highspy.kHighsInf, 1, {c: 1 for c in flows[0].values()})
@@ -122,7 +123,8 @@ class Model:
                     for at in range(1, n):
                         k, _ = chain[at - 1]
                         factor = self.p["Stages"][path[at - 1]]["Variants"][k].get("Factor") or 1
-                        items *= factor * branch[path[at - 1], path[at]]
+                        step = path[at - 1], path[at]
+                        items *= branch[step] * (1 if step in whole else factor)
                     k, b = chain[n - 1]
                     load = self.load[path[n - 1], k, b]
                     load[c] = load.get(c, 0) + items / self.rate(path[n - 1], k, b)
