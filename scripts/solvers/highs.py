@@ -3,7 +3,7 @@
 Reads one problem of package accuracy per line, as JSON, and writes one result per line: the cost of
 each of the four goals, and whether HiGHS has proved all of them. The model is built from the
 problem alone, and differs from that of the package: it has flows per chain from the root to a leaf,
-and a binary variable per batch.
+and a binary variable per batch. HIGHS_PRESOLVE=off solves without HiGHS's presolve.
 """
 
 import itertools
@@ -31,6 +31,7 @@ class Model:
             "mip_feasibility_tolerance": 1e-9,
             "threads": 1,
             "random_seed": 1,
+            "presolve": os.environ.get("HIGHS_PRESOLVE", "choose"),
         }.items():
             self.h.setOptionValue(option, value)
         self.columns = 0
