@@ -228,13 +228,15 @@ func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPla
 		return nil, err
 	}
 	out := e.read(&p, s)
-	if same && e.b.Exceeded(e.functions, e.targets(had)) == "" && z.keeps(e, &p, s, had) {
-		kept := *had
-		kept.At = e.s.At
-		if why == "demand" { // the band moves, because had serves this demand as well
-			kept.Demand = out.Demand
+	if same && e.b.Exceeded(e.functions, e.targets(had)) == "" {
+		if is := e.result(&p, had); z.keeps(e, s, is) {
+			kept := *had
+			kept.At, kept.Text = e.s.At, e.text(&p, is)
+			if why == "demand" { // the band moves, because had does as well
+				kept.Demand = out.Demand
+			}
+			return &kept, nil
 		}
-		return &kept, nil
 	}
 	if e.b.Exceeded(e.functions, e.targets(out)) != "" && e.b.Exceeded(e.functions, e.leasts()) == "" {
 		return nil, fmt.Errorf("no room for the plan on the devices")
@@ -253,25 +255,36 @@ func (e *exactMix) leasts() []int {
 	return out
 }
 
-// keeps reports whether the plan in force stays: the new one serves hardly more, is hardly more
-// accurate, and has not been cheaper for long enough.
-func (z Accuracy) keeps(e *exactMix, p *accuracy.Problem, s *accuracy.Solution, had *AccuracyPlan) bool {
-	counts, price := e.counts(p, e.targets(had), had), 0
+// result returns what a plan that was made before does now.
+func (e *exactMix) result(p *accuracy.Problem, had *AccuracyPlan) *accuracy.Solution {
+	out, value, demand := &accuracy.Solution{}, 0.0, 0.0
 	for _, n := range e.targets(had) {
-		price += n
+		out.Price += float64(n)
 	}
-	r := accuracy.MostAccurateFirst(p, counts)
-	served, value, demand := 0.0, 0.0, 0.0
+	r := accuracy.MostAccurateFirst(p, e.counts(p, e.targets(had), had))
 	for i := range p.Pipelines {
 		part, good := r.Result(p, i)
 		demand += p.Pipelines[i].Demand
-		served += part * p.Pipelines[i].Demand
+		out.Served += part * p.Pipelines[i].Demand
 		value += part * good * p.Pipelines[i].Demand
 	}
-	if demand > 0 && (s.Served > served/demand+worthPart || s.Accuracy > value/max(served, 1e-9)+worthBetter) {
+	if out.Served > 0 {
+		out.Accuracy = value / out.Served
+		out.Served /= demand
+	}
+	if demand <= 0 {
+		out.Served = 1
+	}
+	return out
+}
+
+// keeps reports whether the plan in force, which does is, stays: the new one serves hardly more, is
+// hardly more accurate, and has not been cheaper for long enough.
+func (z Accuracy) keeps(e *exactMix, s, is *accuracy.Solution) bool {
+	if s.Served*(1-worthPart) > is.Served || s.Accuracy > is.Accuracy+worthBetter {
 		return false
 	}
-	if int(s.Price+0.5) >= price {
+	if s.Price > is.Price-0.5 {
 		return true
 	}
 	if e.next.Cheaper = e.was.Cheaper; e.next.Cheaper.IsZero() || e.next.Cheaper.After(e.s.At) {

@@ -30,7 +30,7 @@ func (e *exactMix) build() string {
 		out := accuracy.Stage{Name: st.name}
 		for _, lane := range st.lanes {
 			l := &e.lanes[lane]
-			if l.f.MaxLength > 0 {
+			if l.f.MaxLength > 0 && len(st.lanes) > 1 {
 				return "variants of stage " + st.name + " take different lengths"
 			}
 			known = known || l.f.Service.Known && l.f.Service.Mean > 0 || len(l.f.Profile) > 0
