@@ -27,11 +27,16 @@ type simplex struct {
 	inverse []float64 // rows × rows
 	weights []float64 // by row, for the choice of the row that leaves
 
+	scratch
+	pivots int     // since the inverse was made
+	work   float64 // operations so far
+}
+
+// scratch is memory of a step.
+type scratch struct {
 	alpha, col, change []float64 // of columns; of rows; of rows
 	nonzero            []int32   // columns with alpha
 	order              []candidate
-	pivots             int     // since the inverse was made
-	work               float64 // operations so far
 }
 
 const (
@@ -350,7 +355,7 @@ func (s *simplex) step(at int) (ok, found bool) {
 	if a := s.col[at]; math.Abs(a) < pivotTol || math.Abs(a-s.alpha[in]) > 1e-6*(1+math.Abs(a)) {
 		return false, true
 	}
-	s.flip(flips, in)
+	s.flip(flips)
 	s.exchange(at, in, out, to, sign)
 	return true, true
 }
@@ -410,7 +415,7 @@ func (s *simplex) largest(k int) int {
 }
 
 // flip moves the first candidates to their other bounds.
-func (s *simplex) flip(n, in int) {
+func (s *simplex) flip(n int) {
 	if n == 0 {
 		return
 	}
