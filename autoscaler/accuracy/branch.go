@@ -19,6 +19,8 @@ type search struct {
 	low, high         []float64
 	rootLow, rootHigh []float64
 	set               []int
+	rootCosts         []float64 // reduced, where the root has no plan
+	rootBound         float64
 	limit             float64
 	visited           int
 	bound             float64 // no plan costs less
@@ -141,6 +143,9 @@ func (s *search) restore() {
 	for _, j := range s.set {
 		s.m.low[j], s.m.high[j] = s.rootLow[j], s.rootHigh[j]
 	}
+	for _, j := range s.m.integers { // tighten may have changed them
+		s.m.low[j], s.m.high[j] = s.rootLow[j], s.rootHigh[j]
+	}
 	s.set = s.set[:0]
 }
 
@@ -187,7 +192,8 @@ func (s *search) explore(b *branch) {
 			return
 		}
 		if b.depth == 0 {
-			s.tighten(bound)
+			s.rootCosts, s.rootBound = slices.Clone(s.m.d), bound
+			s.tighten()
 		}
 		now := s.m.basis()
 		if s.visited <= 3 || s.visited%16 == 0 {
@@ -207,6 +213,7 @@ func (s *search) found() {
 	if v := s.m.value0(s.goal, s.m.x); v < s.best-1e-12 {
 		s.best = v
 		s.x = append(s.x[:0], s.m.x...)
+		s.tighten()
 	}
 }
 
@@ -278,28 +285,22 @@ func (s *search) splitBatches() (one, other []bounds) {
 	return one, other
 }
 
-// tighten narrows the bounds of columns at the root: where a column is at a bound, and leaving it
-// costs more than the best plan, it need not.
-func (s *search) tighten(bound float64) {
+// tighten narrows the bounds of columns at the root: where a column is at a bound there, and leaving
+// it costs more than the best plan, it need not.
+func (s *search) tighten() {
 	cutoff := s.cutoff()
-	if cutoff >= never {
+	if cutoff >= never || s.rootCosts == nil {
 		return
 	}
-	m := s.m
-	for j := range m.columns() {
-		if m.state[j] == basic || m.low[j] == m.high[j] {
-			continue
-		}
-		room := (cutoff - bound) / math.Max(math.Abs(m.d[j]), 1e-300)
-		switch whole := math.Floor(room + 1e-6); {
-		case !slices.Contains(m.integers, j):
-			if room < 0 {
-				continue
-			}
-		case m.d[j] > 0 && m.low[j]+whole < m.high[j]:
-			s.rootHigh[j] = m.low[j] + whole
-		case m.d[j] < 0 && m.high[j]-whole > m.low[j]:
-			s.rootLow[j] = m.high[j] - whole
+	for _, j := range s.m.integers {
+		d := s.rootCosts[j]
+		room := math.Floor((cutoff-s.rootBound)/math.Max(math.Abs(d), 1e-300) + integral)
+		switch {
+		case s.m.root.state[j] == basic || !(room >= 0):
+		case d > 0:
+			s.rootHigh[j] = min(s.rootHigh[j], s.low[j]+room)
+		case d < 0:
+			s.rootLow[j] = max(s.rootLow[j], s.high[j]-room)
 		}
 	}
 }

@@ -77,14 +77,14 @@ func BenchmarkMostAccurateFirst(b *testing.B) {
 // the processor time of a plan: its median, its 99th percentile, and how many plans were not proved
 // to be the best. The goals are a p99 of 50 ms with 20 replicas, and 200 ms with 100.
 func BenchmarkSolve(b *testing.B) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	for _, of := range []struct {
 		name string
 		make func(int, float64) *Problem
 	}{{"traffic", traffic}, {"social", social}} {
 		for _, n := range []int{20, 100} {
 			b.Run(fmt.Sprintf("%s/replicas=%d", of.name, n), func(b *testing.B) {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
 				var took []float64
 				open := 0.0
 				for b.Loop() {
