@@ -29,8 +29,8 @@ type Accuracy struct {
 	waits  bool
 }
 
-// NewAccuracy returns an Accuracy. It leaves half of the objective for waits, without hops, and uses
-// replicas fully.
+// NewAccuracy returns an Accuracy. It leaves half of the objective for waits, without hops, and
+// uses replicas fully.
 func NewAccuracy(cfg Config) Accuracy {
 	g := NewGreedyMix(cfg)
 	return Accuracy{g, g.sizer.cfg.Hold, false}
@@ -61,8 +61,8 @@ type AccuracyMemory struct {
 	Greedy   Memory                    `json:",omitempty"`
 	Demand   map[string]SmoothedDemand `json:",omitempty"` // by pipeline
 	Plan     *AccuracyPlan             `json:",omitempty"` // in force; nil: none
-	Cheaper  time.Time                 `json:",omitzero"`  // since when a plan with fewer replicas is known
-	Switches int                       `json:",omitzero"`  // how often the replicas in the plan have changed
+	Cheaper  time.Time                 `json:",omitzero"`  // since when fewer replicas would do
+	Switches int                       `json:",omitzero"`  // changes of the plan's replicas
 }
 
 // SmoothedDemand is the mean rate of a pipeline's requests; newer ones count more.

@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// build sets the problem of a domain, but the demand that a plan is made for. It returns why package
-// accuracy cannot plan for the domain; empty: it can.
+// build sets the problem of a domain, but the demand that a plan is made for. It returns why
+// package accuracy cannot plan for the domain; empty: it can.
 func (e *exactMix) build() string {
 	e.pasts = make([]Past, len(e.lanes))
 	for i := range e.lanes {
@@ -66,7 +66,7 @@ func (e *exactMix) variantOf(l *mixLane) accuracy.Variant {
 	return v
 }
 
-// itemsPerCall returns how many items a call of a function returns.
+// itemsPerCall returns the mean number of items that a function returns per call.
 func itemsPerCall(f *plan.Function) float64 {
 	items := 1.0
 	switch {

@@ -285,7 +285,8 @@ func clearServices(w *trafficWorld) {
 	}
 }
 
-// TestADominatedVariantIsNeverUsed adds a variant that is slower and less accurate than another one.
+// TestADominatedVariantIsNeverUsed adds a variant that is slower and less accurate than another
+// one.
 func TestADominatedVariantIsNeverUsed(t *testing.T) {
 	t.Parallel()
 	w := newTraffic(t)

@@ -33,9 +33,9 @@ func more(b plan.Budget, rng *rand.Rand) plan.Budget {
 	return b
 }
 
-// TestGreedyMixThroughHistories mixes in random worlds and checks that each mix is sound, within its
-// budget unless minimums exceed it, and the same with the same arguments. A larger budget must not
-// make answers less accurate.
+// TestGreedyMixThroughHistories mixes in random worlds and checks that each mix is sound, within
+// its budget unless minimums exceed it, and the same with the same arguments. A larger budget must
+// not make answers less accurate.
 func TestGreedyMixThroughHistories(t *testing.T) {
 	t.Parallel()
 	z, excluded := NewGreedyMix(Config{}), 0

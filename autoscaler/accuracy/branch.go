@@ -302,8 +302,8 @@ func (s *search) splitBatches() (one, other []bounds) {
 	return one, other
 }
 
-// tighten narrows the bounds of columns at the root: where a column is at a bound there, and leaving
-// it costs more than the best plan, it need not.
+// tighten narrows the bounds of columns at the root: where a column is at a bound there, and
+// leaving it costs more than the best plan, it need not.
 func (s *search) tighten() {
 	cutoff := s.cutoff()
 	if cutoff >= never || s.rootCosts == nil {

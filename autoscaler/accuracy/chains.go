@@ -48,8 +48,8 @@ type choices struct {
 // Dominated is a variant that is never used, because another one of its stage is better.
 type Dominated struct{ Stage, Variant, By int }
 
-// newChoices returns the choices of a problem without faults. An error is a *FaultError, or says that
-// the problem is too large.
+// newChoices returns the choices of a problem without faults. An error is a *FaultError, or says
+// that the problem is too large.
 func newChoices(p *Problem) (*choices, error) {
 	c := &choices{p: p, of: make([][]int, len(p.Stages)), trees: make([]tree, len(p.Pipelines))}
 	c.dominated = p.Dominated()
@@ -85,8 +85,8 @@ func newChoices(p *Problem) (*choices, error) {
 }
 
 // prune takes out batches that a larger one of the same variant can replace in every chain that
-// fits. It reports whether there were any. Without them, no more chains are replaced than before, so
-// all of them may be taken out at once.
+// fits. It reports whether there were any. Without them, no more chains are replaced than before,
+// so all of them may be taken out at once.
 func (c *choices) prune() bool {
 	slack := make([]float64, len(c.options)) // of the slowest chain with the option, in seconds
 	for o := range slack {

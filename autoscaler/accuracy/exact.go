@@ -7,9 +7,9 @@ import (
 )
 
 // settle computes the shares, the served part and the accuracy of a solution exactly, in rational
-// numbers. Flows of a simplex have errors of rounding. So settle first makes the flows of all leaves
-// agree, and then scales them by what the replicas can exactly do. An error means that the errors
-// are larger than rounding explains.
+// numbers. Flows of a simplex have errors of rounding. So settle first makes the flows of all
+// leaves agree, and then scales them by what the replicas can exactly do. An error means that the
+// errors are larger than rounding explains.
 func (s *Solution) settle(p *Problem) error {
 	e := exact{p: p, s: s}
 	if err := e.bounds(); err != nil {

@@ -34,7 +34,7 @@ func traffic(replicas int, demand float64) *Problem {
 	}
 }
 
-// social is a chain like the paper's: ResNet 18 to 152 classifies an image, and four sizes of a
+// social is a chain like the paper's: four sizes of ResNet classify an image, and four sizes of a
 // CLIP-ViT describe it.
 func social(replicas int, demand float64) *Problem {
 	return &Problem{

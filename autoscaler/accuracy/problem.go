@@ -212,7 +212,8 @@ func (p *Pipeline) fault(stages int) string {
 func (v *Variant) factor() float64 { return orOne(v.Factor) }
 func (v *Variant) price() float64  { return orOne(v.Price) }
 
-// items returns how many items a stage gets by a step, per item that came to the variant before it.
+// items returns the number of items for a stage by a step, per item that came to the variant before
+// it.
 func (s Step) items(v *Variant) float64 {
 	if s.Whole {
 		return orOne(s.Branch)

@@ -307,8 +307,8 @@ func (p *Pipeline) Follows(from, to int) bool {
 	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.From == from && s.To == to })
 }
 
-// InTime reports whether any chain with a variant of a stage, and a variant of the next stage, is in
-// time with the batches of a plan.
+// InTime reports whether any chain with a variant of a stage, and a variant of the next stage, is
+// in time with the batches of a plan.
 func (p *Pipeline) InTime(stages []Stage, counts [][]Count, from, variant, to, next int) bool {
 	time := func(stage, k int) float64 { return stages[stage].Variants[k].Batches[counts[stage][k].Batch].Time }
 	fastest := func(stage int) float64 {

@@ -73,9 +73,9 @@ func BenchmarkMostAccurateFirst(b *testing.B) {
 	}
 }
 
-// BenchmarkSolve plans for loads from a twentieth to four times what full accuracy carries. It reports
-// the processor time of a plan: its median, its 99th percentile, and how many plans were not proved
-// to be the best. The goals are a p99 of 50 ms with 20 replicas, and 200 ms with 100.
+// BenchmarkSolve plans for loads from a twentieth to four times what full accuracy carries. It
+// reports the processor time of a plan: its median, its 99th percentile, and how many plans were
+// not proved to be the best. The goals are a p99 of 50 ms with 20 replicas, and 200 ms with 100.
 func BenchmarkSolve(b *testing.B) {
 	for _, of := range []struct {
 		name string

@@ -170,7 +170,7 @@ func (s *simplex) values() {
 	s.work += float64(s.rows*s.rows + len(s.index))
 }
 
-// renew makes the inverse anew from the columns of the basis.
+// renew makes the inverse again from the columns of the basis.
 func (s *simplex) renew() bool {
 	for i := range s.inverse {
 		s.inverse[i] = 0

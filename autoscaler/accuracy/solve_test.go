@@ -157,7 +157,8 @@ func highs(t *testing.T, python, presolve string, problems []byte, n int) [][]by
 	return lines
 }
 
-// again compares a plan that differs from that of HiGHS with one of HiGHS without its presolve. HiGHS
+// again compares a plan that differs from that of HiGHS with one of HiGHS without its presolve.
+// HiGHS
 // 1.16 has claimed a proof for plans that are worse than ours, which are checked exactly.
 func again(t *testing.T, python string, p *Problem, ours, theirs []float64) []float64 {
 	t.Helper()

@@ -100,9 +100,9 @@ func TestSizerFindsTheFewestReplicas(t *testing.T) {
 	}
 }
 
-// TestGreedyMixFindsTheBestMix compares the greedy allocator of mixes with a search through all counts of
-// two variants, for each budget. It is greedy, so it may miss the best mix, but not by much, and it
-// must not claim a better one.
+// TestGreedyMixFindsTheBestMix compares the greedy allocator of mixes with a search through all
+// counts of two variants, for each budget. It is greedy, so it may miss the best mix, but not by
+// much, and it must not claim a better one.
 func TestGreedyMixFindsTheBestMix(t *testing.T) {
 	text, err := os.ReadFile("testdata/variants.yml")
 	if err != nil {
