@@ -59,7 +59,7 @@ func program(t *testing.T, dir, name, pkg string) string {
 }
 
 // install installs the chart from the built programs.
-func install(t *testing.T, c *Cluster) *installed {
+func install(t *testing.T, c *Cluster, more ...string) *installed {
 	t.Helper()
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -79,7 +79,7 @@ func install(t *testing.T, c *Cluster) *installed {
 	c.Took("images")
 	c.Kubectl("create", "namespace", "faas")
 	values := write("values.yaml", fmt.Sprintf(chartValues, strings.TrimSuffix(image, ":1"), nats, c.Registry))
-	c.Helm("install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m")
+	c.Helm(append([]string{"install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m"}, more...)...)
 	c.Took("helm install --wait")
 	c.Helm("test", "y", "-n", "faas", "--timeout", "1m")
 	c.Took("helm test")

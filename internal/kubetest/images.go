@@ -23,6 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	stageimage "github.com/stagecoach-serving/stagecoach/image"
 )
 
 // serveImages starts the registry, with the image of all pods' pause container.
@@ -46,6 +48,17 @@ func (c *Cluster) serveImages() {
 // Image pushes an image that has only some files of this machine, by their paths in the image. It
 // returns the name for pods.
 func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...string) string {
+	c.t.Helper()
+	return c.image(ref, files, v1.Config{Entrypoint: entrypoint})
+}
+
+// Stage is Image for a stage, whose program is /stage.
+func (c *Cluster) Stage(ref string, files map[string]string, env ...string) string {
+	c.t.Helper()
+	return c.image(ref, files, v1.Config{Entrypoint: []string{"/stage"}, Env: env, Labels: map[string]string{stageimage.ProtocolLabel: stageimage.ProtocolVersion}})
+}
+
+func (c *Cluster) image(ref string, files map[string]string, runs v1.Config) string {
 	c.t.Helper()
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -73,7 +86,7 @@ func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...strin
 		c.t.Fatal(err)
 	}
 	config.OS, config.Architecture = "linux", runtime.GOARCH
-	config.Config.Entrypoint = entrypoint
+	config.Config = runs
 	if image, err = mutate.ConfigFile(image, config); err != nil {
 		c.t.Fatal(err)
 	}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/stagecoach-serving/stagecoach/internal/kube"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/pods"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+)
+
+// podsConfig says where a daemon makes pods of functions.
+type podsConfig struct {
+	image, machine, namespaces, folder, pullSecrets string
+}
+
+// flags returns the flags of c's fields.
+func (c *podsConfig) flags() []struct {
+	name, usage string
+	to          *string
+} {
+	return []struct {
+		name, usage string
+		to          *string
+	}{
+		{"pod-image", "image of Stagecoach, for pods of functions", &c.image},
+		{"pod-machine", "name of this machine in Kubernetes", &c.machine},
+		{"pod-namespaces", "namespaces of functions that are namespaces of Kubernetes, in which pods are made, with commas between", &c.namespaces},
+		{"pod-folder", "folder in which the kubelet has the volumes of pods", &c.folder},
+		{"pod-pull-secrets", "Secrets in those namespaces for registries, with commas between", &c.pullSecrets},
+	}
+}
+
+func (c *podsConfig) addFlags(fs *flag.FlagSet) {
+	for _, f := range c.flags() {
+		fs.StringVar(f.to, f.name, *f.to, f.usage)
+	}
+}
+
+// is reports whether pods can be made.
+func (c *podsConfig) is() bool { return c.image != "" && c.machine != "" && c.namespaces != "" }
+
+// arguments returns the flags for another program of the platform.
+func (c *podsConfig) arguments() (out []string) {
+	for _, f := range c.flags() {
+		if *f.to != "" {
+			out = append(out, "--"+f.name, *f.to)
+		}
+	}
+	return out
+}
+
+// open opens the runtime of a node, or of one of the node's watchdogs.
+func (c *podsConfig) open(ctx context.Context, labels map[string]string, log *slog.Logger) (sandbox.Runtime, error) {
+	client, err := kube.InPod()
+	if err != nil {
+		return nil, fmt.Errorf("runtime pod: %w", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("runtime pod: %w", err)
+	}
+	r, err := pods.Open(pods.Config{
+		Cluster: client, Machine: c.machine, Namespaces: parts(c.namespaces), Image: c.image, Init: filepath.Join(filepath.Dir(self), "stagecoach-init"),
+		Folder: c.folder, PullSecrets: parts(c.pullSecrets), Labels: labels, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if labels == nil {
+		r.Sweep(ctx)
+	}
+	return r, nil
+}
