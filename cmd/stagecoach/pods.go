@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/pods"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -52,6 +54,15 @@ func (c *podsConfig) arguments() (out []string) {
 		}
 	}
 	return out
+}
+
+// openGroups returns what resizes pods.
+func (c *podsConfig) openGroups(log *slog.Logger) (keysmanager.Groups, func(), error) {
+	client, err := kube.InPod()
+	if err != nil {
+		return nil, nil, fmt.Errorf("runtime pod: %w", err)
+	}
+	return pods.NewGroups(pods.GroupsConfig{Cluster: client, Namespaces: parts(c.namespaces), Cores: runtime.NumCPU(), Log: log}), func() {}, nil
 }
 
 // open opens the runtime of a node, or of one of the node's watchdogs.
