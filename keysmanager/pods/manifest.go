@@ -103,7 +103,7 @@ func (r *Runtime) pod(c sandbox.Command, namespace string) kube.Pod {
 	return p
 }
 
-// ownImage makes a pod run the image of its function. An init container brings our first program.
+// ownImage makes a pod run the image of its function. An init container adds our first program.
 func (r *Runtime) ownImage(c sandbox.Command, p *kube.Pod, main *kube.Container, run kube.Mount) {
 	program := filepath.Join(entry.Folder, "init")
 	main.Image, main.Command = r.label(c, sandbox.LabelImage), []string{program, entry.PodCommand}
@@ -155,8 +155,8 @@ func restricted() map[string]any {
 	return map[string]any{"allowPrivilegeEscalation": false, "capabilities": map[string]any{"drop": []string{"ALL"}}}
 }
 
-// onMachine returns the affinity of a pod that may run on one machine alone. So kube-scheduler still
-// checks quotas, taints and free resources.
+// onMachine returns the affinity of a pod that may run on one machine alone. So kube-scheduler
+// still checks quotas, taints and free resources.
 func onMachine(name string) any {
 	type list = []any
 	return map[string]any{"nodeAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{"nodeSelectorTerms": list{
