@@ -20,6 +20,7 @@ func (i *installed) daemonsReachOwnMachine(t *testing.T) {
 	daemon := strings.Fields(i.Kubectl("get", "pods", "-n", "faas", "-l", "app.kubernetes.io/component=keysmanager", "-o", "jsonpath={.items[0].metadata.name} {.items[0].spec.nodeName} {.items[1].spec.nodeName}"))
 	token := i.Kubectl("create", "token", "y-keysmanager", "-n", "faas", "--bound-object-kind", "Pod", "--bound-object-name", daemon[0])
 	own, other := daemon[1], daemon[2]
+	i.Kubectl("create", "serviceaccount", "other", "-n", "openfaas-fn")
 	as := func(stdin string, args ...string) error {
 		_, err := i.Try(stdin, "kubectl", append([]string{"--token", token, "-n", "openfaas-fn"}, args...)...)
 		return err
@@ -27,7 +28,7 @@ func (i *installed) daemonsReachOwnMachine(t *testing.T) {
 	for what, c := range map[string]struct{ pod, want string }{
 		"another machine's label":    {fmt.Sprintf(foreign, other, own, ""), "the pod is of machine " + other},
 		"another machine's affinity": {fmt.Sprintf(foreign, own, other, ""), "the daemon's machine alone"},
-		"a service account":          {fmt.Sprintf(foreign, own, own, `"serviceAccountName": "y",`), "without a service account"},
+		"a service account":          {fmt.Sprintf(foreign, own, own, `"serviceAccountName": "other",`), "without a service account"},
 		"its own machine":            {fmt.Sprintf(foreign, own, own, ""), ""},
 	} {
 		err := as(c.pod, "create", "--dry-run=server", "-f", "-")
