@@ -47,6 +47,17 @@ func (c *Cluster) serveImages() {
 // returns the name for pods.
 func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...string) string {
 	c.t.Helper()
+	return c.image(ref, files, v1.Config{Entrypoint: entrypoint})
+}
+
+// Stage is Image for a stage, whose program is /stage.
+func (c *Cluster) Stage(ref string, files map[string]string, env ...string) string {
+	c.t.Helper()
+	return c.image(ref, files, v1.Config{Entrypoint: []string{"/stage"}, Env: env, Labels: map[string]string{"dev.stagecoach.protocol": "1"}})
+}
+
+func (c *Cluster) image(ref string, files map[string]string, runs v1.Config) string {
+	c.t.Helper()
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for _, to := range slices.Sorted(maps.Keys(files)) {
@@ -73,7 +84,7 @@ func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...strin
 		c.t.Fatal(err)
 	}
 	config.OS, config.Architecture = "linux", runtime.GOARCH
-	config.Config.Entrypoint = entrypoint
+	config.Config = runs
 	if image, err = mutate.ConfigFile(image, config); err != nil {
 		c.t.Fatal(err)
 	}
