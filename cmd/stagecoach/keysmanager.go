@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -173,6 +174,7 @@ type daemon struct {
 	closers []func()
 
 	keys     *keysmanager.Manager
+	adopted  atomic.Pointer[keysmanager.Manager] // keys, once it is open
 	server   *node.Server
 	source   identity.Source // of this node
 	far      *farSide        // nil: control planes on other machines do not reach it
@@ -286,11 +288,12 @@ func (d *daemon) openNetworks() (networks, error) {
 }
 
 // openGroups opens the cgroups of replicas. Pods have those of the kubelet.
-func (d *daemon) openGroups() (keysmanager.Groups, func()) {
+func (d *daemon) openGroups() (groups keysmanager.Groups, done func(), err error) {
 	if d.cfg.runtime.Name == runtimePod {
-		return nil, func() {}
+		return d.cfg.runtime.pods.openGroups(d.log)
 	}
-	return openGroups(d.cfg.node, d.cfg.state, d.log)
+	groups, done = openGroups(d.cfg.node, d.cfg.state, d.log)
+	return groups, done, nil
 }
 
 // openKeys creates the KeysManager, which adopts the processes of an earlier one.
@@ -319,8 +322,12 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return fmt.Errorf("--devices: %w", err)
 	}
 	d.onClose(done)
-	groups, done := d.openGroups()
-	d.onClose(done)
+	groups, undo, err := d.openGroups()
+	if err != nil {
+		return err
+	}
+	d.onClose(undo)
+	show := d.openLogs()
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: found, ORT: d.cfg.ort,
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: d.cfg.runtime.watchdog(nodeID(d.cfg.node, d.cfg.state)), Warden: processes, Accounts: users.forKeys(), Devices: devices,
@@ -334,6 +341,7 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		OnChange: d.server.Changed,
 		Output: func(function, replica, stream, line string) {
 			d.server.Line(node.Line{At: time.Now().UTC(), Function: function, Replica: replica, Stream: stream, Text: line})
+			show(replica, line)
 			d.log.Debug("output", "function", function, "replica", replica, "stream", stream, "line", line)
 		},
 		Log: d.log, Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": d.cfg.node}, d.metrics),
@@ -341,6 +349,7 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 	if err != nil {
 		return err
 	}
+	d.adopted.Store(d.keys)
 	d.onClose(func() {
 		if d.stopped {
 			d.keys.Close()

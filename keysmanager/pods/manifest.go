@@ -48,12 +48,7 @@ const grace = 30
 
 // The first resources of a pod. A pod that has requests without limits can get limits later,
 // because that does not change its class of service.
-var firstRequests = map[string]string{"cpu": strconv.Itoa(firstCPU) + "m", "memory": strconv.Itoa(firstMemory)}
-
-const (
-	firstCPU    = 10       // thousandths of a core
-	firstMemory = 32 << 20 // bytes
-)
+var firstRequests = map[string]string{"cpu": "10m", "memory": strconv.Itoa(ownMemory)}
 
 // label returns a command's label, or that of all commands.
 func (r *Runtime) label(c sandbox.Command, name string) string {
@@ -71,11 +66,16 @@ func labelValue(text string) string {
 	return strings.Trim(clean[:min(len(clean), 63)], "-_.")
 }
 
-// podName returns a name that says which function a pod is of. No other pod has it.
-func podName(function string) string {
-	const most = 63 - 11
+// podName returns a name that says which function a pod is of. No other pod has it. entry is the
+// unique name of its process on the node, or empty: then another pod may have the same function.
+func podName(function, entry string) string {
+	const most, random = 63 - 11, 10
 	name := strings.TrimRight(function[:min(len(function), most)], "-")
-	return name + "-" + strings.ToLower(rand.Text()[:10])
+	own := strings.ToLower(entry[strings.LastIndexByte(entry, '-')+1:])
+	if len(own) < random {
+		own = strings.ToLower(rand.Text())
+	}
+	return name + "-" + own[:random]
 }
 
 // pod returns the pod of a command, whose program gets o.
@@ -85,7 +85,7 @@ func (r *Runtime) pod(c sandbox.Command, o sandbox.Outline, namespace string) ku
 	no, seconds := false, int64(grace)
 	p := kube.Pod{
 		Metadata: kube.Meta{
-			Name: podName(function), Namespace: namespace, Annotations: map[string]string{annoImage: r.label(c, sandbox.LabelImage)},
+			Name: podName(function, c.Labels[sandbox.LabelEntry]), Namespace: namespace, Annotations: map[string]string{annoImage: r.label(c, sandbox.LabelImage)},
 			Labels: map[string]string{LabelFunction: labelValue(function), LabelMachine: r.cfg.Machine, LabelReplica: labelValue(r.label(c, sandbox.LabelReplica)), labelOwner: r.owner, labelManaged: "stagecoach"},
 		},
 		Spec: kube.PodSpec{
@@ -100,7 +100,7 @@ func (r *Runtime) pod(c sandbox.Command, o sandbox.Outline, namespace string) ku
 	p.Spec.Volumes = []kube.Volume{{Name: runVolume, Empty: map[string]any{}}, {Name: tmpVolume, Empty: map[string]any{"medium": "Memory", "sizeLimit": "1Gi"}}}
 	main := kube.Container{
 		Name: Container, Image: r.cfg.Image, Command: []string{r.cfg.Init, entry.PodCommand}, Mounts: []kube.Mount{run, {Name: tmpVolume, At: "/tmp"}},
-		Resources: resources(c.Options), SecurityContext: restricted(),
+		Resources: ofOptions(c.Options), SecurityContext: restricted(),
 		Resize: []kube.ResizeRule{{Resource: "cpu", Policy: "NotRequired"}, {Resource: "memory", Policy: "NotRequired"}},
 	}
 	if c.Chroot != "" {
@@ -161,25 +161,20 @@ func (r *Runtime) ourImage(c sandbox.Command, p *kube.Pod, main *kube.Container)
 	}
 }
 
-// resources returns what a container of these options may use at first. It asks for no more than
-// its limits.
-func resources(o sandbox.Options) kube.Resources {
-	out := kube.Resources{Requests: firstRequests}
-	if o.Memory == 0 && o.CPUMilli == 0 {
-		return out
-	}
-	out.Requests, out.Limits = maps.Clone(firstRequests), map[string]string{}
-	if o.Memory > 0 {
-		out.Limits["memory"] = strconv.FormatInt(o.Memory, 10)
-		if o.Memory < firstMemory {
-			out.Requests["memory"] = out.Limits["memory"]
+// ofOptions returns what a container of these options may use, and our first program in it.
+func ofOptions(o sandbox.Options) kube.Resources {
+	out := kube.Resources{Requests: maps.Clone(firstRequests)}
+	limit := func(resource, quantity string) {
+		if out.Limits == nil {
+			out.Limits = map[string]string{}
 		}
+		out.Limits[resource], out.Requests[resource] = quantity, quantity
+	}
+	if o.Memory > 0 {
+		limit("memory", strconv.FormatInt(ownMemory+o.Memory, 10))
 	}
 	if o.CPUMilli > 0 {
-		out.Limits["cpu"] = strconv.Itoa(o.CPUMilli) + "m"
-		if o.CPUMilli < firstCPU {
-			out.Requests["cpu"] = out.Limits["cpu"]
-		}
+		limit("cpu", strconv.Itoa(o.CPUMilli)+"m")
 	}
 	return out
 }
