@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -30,6 +32,7 @@ func main() {
 		time.Sleep(time.Second)
 		fmt.Fprint(w, "done")
 	})
+	http.HandleFunc("/exit", func(http.ResponseWriter, *http.Request) { os.Exit(3) })
 	http.HandleFunc("/inside", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "user %d %d home %s\n", os.Getuid(), os.Getgid(), os.Getenv("HOME"))
 		b, err := os.ReadFile("/var/openfaas/secrets/pods-secret")
@@ -68,9 +71,9 @@ func (i *installed) builds(t *testing.T, name, text string) string {
 	return program(t, i.dir, name, source)
 }
 
-// podOf returns the name of a function's pod.
-func (i *installed) podOf(function string) string {
-	return strings.TrimSpace(i.Kubectl("get", "pods", "-n", "openfaas-fn", "-l", "faas_function="+function, "--field-selector=status.phase=Running", "-o", "jsonpath={.items[*].metadata.name}"))
+// podsOf returns the names of a function's pods.
+func (i *installed) podsOf(function string) []string {
+	return strings.Fields(i.Kubectl("get", "pods", "-n", "openfaas-fn", "-l", "faas_function="+function, "-o", "jsonpath={.items[*].metadata.name}"))
 }
 
 // testHTTP runs functions that speak HTTP in pods of their own: one with a server, and one with a
@@ -83,7 +86,6 @@ func (i *installed) testHTTP(t *testing.T) {
 	}
 	webImage := i.image("web:1", map[string]string{"/app/web": i.builds(t, "web", web), "/etc/passwd": lists}, v1.Config{Entrypoint: []string{"/app/web"}, User: "app"})
 	upperImage := i.image("upper:2", map[string]string{"/upper": filepath.Join(i.dir, "upper")}, v1.Config{Entrypoint: []string{"/upper"}, User: "1001"})
-	rootImage := i.Registry + "/upper:1"
 	stack := filepath.Join(i.dir, "http.yml")
 	text := fmt.Sprintf(`version: 1.0
 provider: {name: openfaas}
@@ -105,8 +107,66 @@ functions:
 			t.Errorf("classic answers %q", got)
 		}
 	}
-	_ = rootImage
-	t.Log(i.ask("web", "words"))
-	t.Log(i.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide"))
-	t.Log(i.podOf("web"))
+	i.Took("calls")
+	i.logsOf(t, "web", "web got words", func() { i.ask("web", "words") })
+	i.logsOf(t, "classic", "upper has read hello", func() { i.ask("classic", "hello") })
+	i.Took("kubectl logs")
+	i.endPods(t)
+	i.stagecoach("deploy", "--image", i.Registry+"/upper:1", "--name", "rooted")
+	i.Await("the refusal of an image whose user is root", func() (string, bool) {
+		text := i.stagecoach("describe", "rooted")
+		return text, strings.Contains(text, "want a USER in the image")
+	})
+	i.Took("refusal of root")
+	i.stagecoach("remove", "web", "classic", "rooted")
+	i.Await("no pod to be left", func() (string, bool) {
+		left := i.Kubectl("get", "pods", "-n", "openfaas-fn", "-l", "faas_function in (web,classic,rooted)", "-o", "wide")
+		return left, left == ""
+	})
+	i.Took("remove")
+}
+
+// logsOf calls a function until the logs of its pods have a line.
+func (i *installed) logsOf(t *testing.T, function, line string, call func()) {
+	t.Helper()
+	i.Await("a line in kubectl logs of "+function, func() (string, bool) {
+		call()
+		text := i.Kubectl("logs", "-n", "openfaas-fn", "-l", "faas_function="+function, "--tail=-1")
+		return text, strings.Contains(text, line+"\n")
+	})
+}
+
+// endPods ends pods of functions under calls. The functions answer again, and no ended pod is left.
+func (i *installed) endPods(t *testing.T) {
+	t.Helper()
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	answers := make(chan string, 100)
+	for range 4 {
+		calls.Go(func() {
+			for range 5 {
+				answers <- i.ask("web/slow", "")
+			}
+		})
+	}
+	old := i.podsOf("web")
+	i.Kubectl("delete", "pod", "-n", "openfaas-fn", old[0], i.podsOf("classic")[0], "--now")
+	i.Await("classic to answer again", func() (string, bool) { got := i.ask("classic", "hello"); return got, got == "200 HELLO<nil>" })
+	i.ask("web/exit", "") // which ends the program of one pod
+	i.Await("two other pods of web", func() (string, bool) {
+		now := i.podsOf("web")
+		return fmt.Sprintf("%v, before %v", now, old), len(now) == 2 && !slices.Contains(now, old[0])
+	})
+	i.AwaitPods("openfaas-fn", "faas_function=web", 2)
+	calls.Wait()
+	close(answers)
+	count := map[string]int{}
+	for a := range answers {
+		count[a]++
+	}
+	t.Log("answers while pods ended: ", count)
+	if count["200 done<nil>"] == 0 {
+		t.Error("no call was answered")
+	}
+	i.Took("ends of pods")
 }
