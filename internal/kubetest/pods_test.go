@@ -23,8 +23,8 @@ func (i *installed) ask(function, body string) string {
 	return fmt.Sprint(resp.StatusCode, " ", string(b), err)
 }
 
-// platform returns the files of an image of Stagecoach, by their paths in it: the built programs, ONNX
-// Runtime, and the libraries of this machine that they need.
+// platform returns the files of an image of Stagecoach, by their paths in it: the built programs,
+// ONNX Runtime, and the libraries of this machine that they need.
 func platform(t *testing.T) map[string]string {
 	t.Helper()
 	const onnx = "/usr/lib/stagecoach/libonnxruntime.so.1"

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -30,9 +29,22 @@ type GroupsConfig struct {
 	Log        *slog.Logger
 }
 
+// Limits bound what a process may have of its pod. 0: no limit.
+type Limits struct {
+	Memory int64 // bytes
+	// Watched says that the process is a watchdog, which has its program in a pod with its limits.
+	Watched bool
+}
+
+// Usage is what a process has used.
+type Usage struct {
+	CPU    time.Duration
+	Memory int64 // bytes now
+}
+
 // Groups resizes pods in place of making cgroups. A family is a pod. Its members are the processes
 // in it: a zygote and its forks, or a process without forks. Before a fork, the pod gets the fork's
-// share in addition; when the fork has ended, the pod loses it. Groups implements resources.Groups.
+// share in addition; when the fork has ended, the pod loses it.
 //
 // The limits of a pod hold for its processes together. A cluster that cannot resize pods leaves
 // them without limits, which is logged once.
@@ -53,7 +65,7 @@ func NewGroups(cfg GroupsConfig) *Groups {
 type family struct {
 	of              *Groups
 	namespace, name string
-	members         map[string]*share
+	members         map[string]*Share
 	wanted, applied int            // versions of members
 	runs            bool           // the pod runs
 	bounded         bool           // it has a limit on the processor, which cannot be taken away again
@@ -64,8 +76,8 @@ type family struct {
 	turn sync.Mutex // held while the pod is resized; taken before the mutex of Groups
 }
 
-// share is what a process has of its pod. It implements resources.Group.
-type share struct {
+// Share is what a process has of its pod. Its methods are those of a cgroup.
+type Share struct {
 	of     *family
 	name   string
 	first  bool  // it is the process that the pod was made for
@@ -76,17 +88,18 @@ type share struct {
 	pids *os.File // reading end of the pipe that stands for its cgroup
 
 	mu   sync.Mutex
-	pid  int                  // 0: not known yet
-	used resources.GroupUsage // as of the latest measurement
+	pid  int   // 0: not known yet
+	used Usage // as of the latest measurement
 }
 
 const resizeTimeout = 5 * time.Second
 
-// Create implements resources.Groups. If the process is a fork, Create returns once the pod has been
-// resized for it.
-func (g *Groups) Create(name, function string, l resources.Limits) (resources.Group, error) {
-	if l.Platform > 0 { // a watchdog, whose program has a pod with its limits
-		return unlimited{}, nil
+// Create returns the share of a new process of a function: name is FAMILY/NAME, or the name of a
+// process without forks. If the process is a fork, Create returns once the pod has been resized for
+// it.
+func (g *Groups) Create(name, function string, l Limits) (*Share, error) {
+	if l.Watched {
+		return &Share{}, nil
 	}
 	key, own := path.Split(name)
 	if key = strings.TrimSuffix(key, "/"); key == "" {
@@ -96,14 +109,14 @@ func (g *Groups) Create(name, function string, l resources.Limits) (resources.Gr
 	if !slices.Contains(g.cfg.Namespaces, namespace) {
 		return nil, fmt.Errorf("namespace %q of the function: want one of --pod-namespaces", namespace)
 	}
-	s := &share{name: name, first: key == own, starts: true}
+	s := &Share{name: name, first: key == own, starts: true}
 	if zygote := s.first && key != name; !zygote { // a zygote's limit is the node's
 		s.memory = l.Memory
 	}
 	g.mu.Lock()
 	s.of = g.families[key]
 	if s.of == nil {
-		s.of = &family{of: g, namespace: namespace, name: podName(short, key), members: map[string]*share{}, has: kube.Resources{Requests: firstRequests}}
+		s.of = &family{of: g, namespace: namespace, name: podName(short, key), members: map[string]*Share{}, has: kube.Resources{Requests: firstRequests}}
 		g.families[key] = s.of
 	}
 	s.of.members[name] = s
@@ -125,7 +138,7 @@ func (g *Groups) Create(name, function string, l resources.Limits) (resources.Gr
 // weigh measures the zygote of a pod, which has loaded, once.
 func (f *family) weigh() {
 	f.of.mu.Lock()
-	var zygote *share
+	var zygote *Share
 	for _, s := range f.members {
 		if s.first && f.base == 0 {
 			zygote = s
@@ -211,7 +224,8 @@ func (f *family) resize(to kube.Resources, more bool) (sent bool, err error) {
 			return true, err
 		}
 	}
-	g.cfg.Log.Debug("a pod is resized", "pod", f.name, "asked", asked, "took", time.Since(begin), "done", done, "requests", to.Requests, "limits", to.Limits)
+	g.cfg.Log.Debug("a pod is resized", "pod", f.name, "asked", asked, "took", time.Since(begin), "done", done,
+		"requests", to.Requests, "limits", to.Limits)
 	return true, nil
 }
 
@@ -258,18 +272,13 @@ func (f *family) resources() kube.Resources {
 	return r
 }
 
-// Adopt implements resources.Groups. Pods end with the daemon, so there is nothing to adopt.
-func (g *Groups) Adopt(name string) (resources.Group, error) {
-	return nil, fmt.Errorf("group %s: pods do not outlive their daemon", name)
-}
-
-// Retain implements resources.Groups.
-func (g *Groups) Retain([]string) error { return nil }
-
-// Files implements resources.Group. The file is a pipe, from which the share learns its process:
-// whoever moves a process into a group writes the number of the process. A process that enters by
-// itself writes 0, and is not measured.
-func (s *share) Files() ([]*os.File, error) {
+// Files returns a pipe in place of files of cgroups. From it, the share learns its process: whoever
+// moves a process into a group writes the number of the process. A process that enters by
+// itself writes 0, and is not measured. The caller closes the file.
+func (s *Share) Files() ([]*os.File, error) {
+	if s.of == nil {
+		return nil, nil
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -279,7 +288,7 @@ func (s *share) Files() ([]*os.File, error) {
 }
 
 // process returns the number of the share's process; 0: it is not known.
-func (s *share) process() int {
+func (s *Share) process() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pid == 0 && s.pids != nil {
@@ -301,8 +310,8 @@ func readNow(f *os.File) string {
 	return string(b[:n])
 }
 
-// Enforce implements resources.Group.
-func (s *share) Enforce(pid int) error {
+// Enforce says which process the pod was made for, and that it runs.
+func (s *Share) Enforce(pid int) error {
 	if !s.first {
 		return nil
 	}
@@ -315,8 +324,11 @@ func (s *share) Enforce(pid int) error {
 	return s.of.settle(true)
 }
 
-// SetCPU implements resources.Group.
-func (s *share) SetCPU(milli int) error {
+// SetCPU sets the limit on the processor, in thousandths of a core; 0: none.
+func (s *Share) SetCPU(milli int) error {
+	if s.of == nil {
+		return nil
+	}
 	s.of.of.mu.Lock()
 	more := milli == 0 || milli > s.milli
 	s.milli, s.starts = milli, false
@@ -325,23 +337,27 @@ func (s *share) SetCPU(milli int) error {
 	return s.of.settle(more)
 }
 
-// Usage implements resources.Group. A fork's memory is its part of what it shares with its zygote.
-func (s *share) Usage() (resources.GroupUsage, error) {
+// Usage returns what the process and its children have used. A fork's memory includes its part of
+// what it shares with its zygote.
+func (s *Share) Usage() Usage {
 	pid := s.process()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if pid == 0 {
-		return s.used, nil
+		return s.used
 	}
 	memory, cpu, err := sandbox.Tree(pid)
 	if err == nil {
 		s.used.Memory, s.used.CPU = memory, cpu
 	}
-	return s.used, nil //nolint:nilerr // it has ended, and what it has used stays
+	return s.used // if it has ended, what it has used stays
 }
 
-// Remove implements resources.Group.
-func (s *share) Remove() error {
+// Remove gives the share back, once the process has ended.
+func (s *Share) Remove() error {
+	if s.of == nil {
+		return nil
+	}
 	s.mu.Lock()
 	if s.pids != nil {
 		_ = s.pids.Close()
@@ -354,7 +370,7 @@ func (s *share) Remove() error {
 }
 
 // drop takes the share from its pod. It reports whether the pod has no other.
-func (s *share) drop() (last bool) {
+func (s *Share) drop() (last bool) {
 	g := s.of.of
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -369,12 +385,3 @@ func (s *share) drop() (last bool) {
 	}
 	return s.first || len(s.of.members) == 0
 }
-
-// unlimited is the group of a process whose limits are elsewhere.
-type unlimited struct{}
-
-func (unlimited) Files() ([]*os.File, error)               { return nil, nil }
-func (unlimited) Enforce(int) error                        { return nil }
-func (unlimited) SetCPU(int) error                         { return nil }
-func (unlimited) Usage() (u resources.GroupUsage, _ error) { return u, nil }
-func (unlimited) Remove() error                            { return nil }

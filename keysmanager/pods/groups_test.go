@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
 const zygote = "zygote-ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -21,7 +20,7 @@ func familyOf(t *testing.T) (*fakeCluster, *Groups) {
 	name := podName("model", zygote)
 	c.pods[name] = kube.Pod{Metadata: kube.Meta{Name: name}}
 	g := NewGroups(GroupsConfig{Cluster: c.client, Namespaces: []string{"fn"}, Cores: 4, Log: quiet()})
-	first, err := g.Create(zygote+"/"+zygote, "model.fn", resources.Limits{Memory: 1 << 40})
+	first, err := g.Create(zygote+"/"+zygote, "model.fn", Limits{Memory: 1 << 40})
 	if err == nil {
 		err = first.Enforce(os.Getpid())
 	}
@@ -31,8 +30,8 @@ func familyOf(t *testing.T) (*fakeCluster, *Groups) {
 	return c, g
 }
 
-func fork(g *Groups, i int) (resources.Group, error) {
-	return g.Create(fmt.Sprintf("%s/child-%d", zygote, i), "model.fn", resources.Limits{Memory: 100 << 20})
+func fork(g *Groups, i int) (*Share, error) {
+	return g.Create(fmt.Sprintf("%s/child-%d", zygote, i), "model.fn", Limits{Memory: 100 << 20})
 }
 
 // memory returns the request and the limit of a size, without what the zygote and the pod itself
@@ -56,7 +55,7 @@ func TestPodGrowsBeforeForks(t *testing.T) {
 	if n := len(c.sizes()); n != 0 {
 		t.Fatalf("%d resizes for a zygote, want none: it has what its pod was made with", n)
 	}
-	var forks []resources.Group
+	var forks []*Share
 	for i := range 2 {
 		f, err := fork(g, i)
 		if err != nil {
@@ -170,15 +169,14 @@ func TestShareLearnsItsProcess(t *testing.T) {
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}
-	if u, err := f.Usage(); err != nil || u.Memory != 0 {
-		t.Errorf("before its process is known: %v, %v", u, err)
+	if u := f.Usage(); u.Memory != 0 {
+		t.Errorf("before its process is known: %v", u)
 	}
 	if _, err := files[0].WriteString(strconv.Itoa(os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
-	u, err := f.Usage()
-	if err != nil || u.Memory < 1<<20 {
-		t.Errorf("usage %v, %v, want this process's", u, err)
+	if u := f.Usage(); u.Memory < 1<<20 {
+		t.Errorf("usage %v, want this process's", u)
 	}
 	if err := files[0].Close(); err != nil {
 		t.Error(err)

@@ -36,7 +36,7 @@ const (
 	filesVolume = "files-"
 )
 
-// copier is the user of the init container that brings our first program.
+// copier is the user of the init container that adds our first program.
 const copier = 65532
 
 // maxFiles bounds the files that are copied into a pod, such as secrets, as a size of Kubernetes.
@@ -113,7 +113,7 @@ func (r *Runtime) pod(c sandbox.Command, o sandbox.Outline, namespace string) ku
 }
 
 // ownImage makes a pod run the image of its function, as the user that the image names. An init
-// container brings our first program.
+// container adds our first program.
 func (r *Runtime) ownImage(c sandbox.Command, o sandbox.Outline, p *kube.Pod, main *kube.Container, run kube.Mount) {
 	program := filepath.Join(entry.Folder, "init")
 	p.Spec.SecurityContext["supplementalGroups"] = append([]int{}, o.Groups...)
@@ -201,8 +201,8 @@ func restricted() map[string]any {
 	return map[string]any{"allowPrivilegeEscalation": false, "capabilities": map[string]any{"drop": []string{"ALL"}}}
 }
 
-// onMachine returns the affinity of a pod that may run on one machine alone. So kube-scheduler still
-// checks quotas, taints and free resources.
+// onMachine returns the affinity of a pod that may run on one machine alone. So kube-scheduler
+// still checks quotas, taints and free resources.
 func onMachine(name string) any {
 	type list = []any
 	return map[string]any{"nodeAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{"nodeSelectorTerms": list{

@@ -129,8 +129,8 @@ func measure(pid int) (s sample, memory int64, err error) {
 	return s, memory, nil
 }
 
-// Tree returns what a process and all its descendants have: memory in bytes, as [PSS] counts it, and
-// the time for which they have used processors.
+// Tree returns what a process and all its descendants have: memory in bytes, as [PSS] counts it,
+// and the time for which they have used processors.
 func Tree(pid int) (memory int64, cpu time.Duration, err error) {
 	s, memory, err := measure(pid)
 	return memory, s.cpu, err
