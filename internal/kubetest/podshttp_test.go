@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
@@ -71,6 +72,16 @@ func (i *installed) builds(t *testing.T, name, text string) string {
 	return program(t, i.dir, name, source)
 }
 
+// deploys deploys functions of a stack file.
+func (i *installed) deploys(t *testing.T, functions string, more ...string) {
+	t.Helper()
+	stack := filepath.Join(i.dir, "http.yml")
+	if err := os.WriteFile(stack, []byte("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n"+functions), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	i.stagecoach(append([]string{"deploy", "-f", stack}, more...)...)
+}
+
 // podsOf returns the names of a function's pods.
 func (i *installed) podsOf(function string) []string {
 	return strings.Fields(i.Kubectl("get", "pods", "-n", "openfaas-fn", "-l", "faas_function="+function, "-o", "jsonpath={.items[*].metadata.name}"))
@@ -86,33 +97,27 @@ func (i *installed) testHTTP(t *testing.T) {
 	}
 	webImage := i.image("web:1", map[string]string{"/app/web": i.builds(t, "web", web), "/etc/passwd": lists}, v1.Config{Entrypoint: []string{"/app/web"}, User: "app"})
 	upperImage := i.image("upper:2", map[string]string{"/upper": filepath.Join(i.dir, "upper")}, v1.Config{Entrypoint: []string{"/upper"}, User: "1001"})
-	stack := filepath.Join(i.dir, "http.yml")
-	text := fmt.Sprintf(`version: 1.0
-provider: {name: openfaas}
-functions:
-  web: {image: %q, secrets: [pods-secret], readonly_root_filesystem: true, labels: {com.openfaas.scale.min: "2"}, limits: {memory: 64Mi, cpu: 500m}}
-  classic: {image: %q, fprocess: /upper}
-`, webImage, upperImage)
-	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	i.stagecoach("secret", "create", "pods-secret", "--from-literal", "tops")
-	i.stagecoach("deploy", "-f", stack, "--wait")
+	i.deploys(t, fmt.Sprintf(`  web: {image: %q, secrets: [pods-secret], readonly_root_filesystem: true, labels: {com.openfaas.scale.min: "2"}, limits: {memory: 64Mi, cpu: 500m}}
+  classic: {image: %q, fprocess: /upper}
+`, webImage, upperImage), "--wait")
 	i.Took("deploy functions that speak HTTP")
 	if got := i.ask("web/inside", ""); got != "200 "+webInside+"<nil>" {
 		t.Errorf("inside, web sees\n%s\nwant\n%s", got, webInside)
 	}
-	for range 3 {
+	begin := time.Now()
+	for range 20 {
 		if got := i.ask("classic", "hello"); got != "200 HELLO<nil>" {
 			t.Errorf("classic answers %q", got)
 		}
 	}
+	t.Log("a call with a process of its own: ", time.Since(begin)/20)
 	i.Took("calls")
 	i.logsOf(t, "web", "web got words", func() { i.ask("web", "words") })
 	i.logsOf(t, "classic", "upper has read hello", func() { i.ask("classic", "hello") })
 	i.Took("kubectl logs")
 	i.endPods(t)
-	i.stagecoach("deploy", "--image", i.Registry+"/upper:1", "--name", "rooted")
+	i.deploys(t, fmt.Sprintf("  rooted: {image: %q, fprocess: /upper}\n", i.Registry+"/upper:1"))
 	i.Await("the refusal of an image whose user is root", func() (string, bool) {
 		text := i.stagecoach("describe", "rooted")
 		return text, strings.Contains(text, "want a USER in the image")
