@@ -32,7 +32,14 @@ type fakeCluster struct {
 func newFakeCluster(t *testing.T) *fakeCluster {
 	t.Helper()
 	c := &fakeCluster{pods: map[string]kube.Pod{}}
-	server := httptest.NewTLSServer(c)
+	c.client = clientOf(t, c)
+	return c
+}
+
+// clientOf returns a client of an API server.
+func clientOf(t *testing.T, h http.Handler) *kube.Client {
+	t.Helper()
+	server := httptest.NewTLSServer(h)
 	t.Cleanup(server.Close)
 	account := t.TempDir()
 	for name, content := range map[string][]byte{
@@ -42,11 +49,11 @@ func newFakeCluster(t *testing.T) *fakeCluster {
 			t.Fatal(err)
 		}
 	}
-	var err error
-	if c.client, err = kube.New(server.URL, account); err != nil {
+	client, err := kube.New(server.URL, account)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return client
 }
 
 // ServeHTTP implements http.Handler.
