@@ -97,6 +97,16 @@ func install(t *testing.T, c *Cluster, more ...string) *installed {
 // stagecoach runs a command on a node.
 func (i *installed) stagecoach(args ...string) string {
 	i.t.Helper()
+	out, err := i.try(args...)
+	if err != nil {
+		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// try runs a command on a node, which may fail.
+func (i *installed) try(args ...string) (string, error) {
+	i.t.Helper()
 	cmd := i.Nodes[0].machine.Command(proctest.Built(i.t, "bin", "stagecoach"), args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -105,10 +115,7 @@ func (i *installed) stagecoach(args ...string) string {
 	if err == nil {
 		err = cmd.Wait()
 	}
-	if err != nil {
-		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, &out)
-	}
-	return out.String()
+	return out.String(), err
 }
 
 // call calls the function, and returns what it answers, or the error.

@@ -25,7 +25,8 @@ import (
 type GroupsConfig struct {
 	Cluster    *kube.Client
 	Namespaces []string // as in Config
-	Cores      int      // of this machine
+	Named      Named
+	Cores      int // of this machine
 	Log        *slog.Logger
 }
 
@@ -105,7 +106,7 @@ func (g *Groups) Create(name, function string, l Limits) (*Share, error) {
 	if key = strings.TrimSuffix(key, "/"); key == "" {
 		key = own
 	}
-	short, namespace, _ := strings.Cut(function, ".")
+	short, namespace := g.cfg.Named(function)
 	if !slices.Contains(g.cfg.Namespaces, namespace) {
 		return nil, fmt.Errorf("namespace %q of the function: want one of --pod-namespaces", namespace)
 	}

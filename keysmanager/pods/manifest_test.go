@@ -15,7 +15,7 @@ import (
 // manifest returns the pod of a command, and the same as text.
 func manifest(t *testing.T, c sandbox.Command, o sandbox.Outline) (kube.Pod, string) {
 	t.Helper()
-	r := &Runtime{cfg: Config{Machine: "m", Image: "ours", Init: "/bin/stagecoach-init", Labels: map[string]string{sandbox.LabelFunction: "web.fn", sandbox.LabelReplica: "web-abcde"}}, owner: "run"}
+	r := &Runtime{cfg: Config{Named: named, Machine: "m", Image: "ours", Init: "/bin/stagecoach-init", Labels: map[string]string{sandbox.LabelFunction: "web.fn", sandbox.LabelReplica: "web-abcde"}}, owner: "run"}
 	p := r.pod(c, o, "fn")
 	b, err := json.Marshal(p)
 	if err != nil {

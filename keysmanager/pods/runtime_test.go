@@ -72,7 +72,7 @@ func TestPodsOfAWatchdogEndWithIt(t *testing.T) {
 		t.Skip("needs root")
 	}
 	l := &lister{pods: map[string]map[string]string{}}
-	r, err := Open(Config{Cluster: clientOf(t, l), Machine: "m", Namespaces: []string{"fn"}, Folder: t.TempDir(), Log: quiet()})
+	r, err := Open(Config{Cluster: clientOf(t, l), Machine: "m", Namespaces: []string{"fn"}, Named: named, Folder: t.TempDir(), Log: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestPodsOfAWatchdogEndWithIt(t *testing.T) {
 // TestFunctionsThatPodsCannotHave checks what is refused before a pod is made.
 func TestFunctionsThatPodsCannotHave(t *testing.T) {
 	l := &lister{}
-	r := &Runtime{cfg: Config{Cluster: clientOf(t, l), Namespaces: []string{"fn"}}}
+	r := &Runtime{cfg: Config{Cluster: clientOf(t, l), Namespaces: []string{"fn"}, Named: named}}
 	for want, change := range map[string]func(*sandbox.Command){
 		"gets no GPU":        func(c *sandbox.Command) { c.GPUs = true },
 		"spare pods":         func(c *sandbox.Command) { c.Held = true },
