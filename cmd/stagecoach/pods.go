@@ -30,7 +30,7 @@ func (c *podsConfig) flags() []struct {
 		name, usage string
 		to          *string
 	}{
-		{"pod-api", "URL of Kubernetes' API server; default that of the cluster which this process is in", &c.api},
+		{"pod-api", "URL of Kubernetes' API server; default that of the cluster that this process is in", &c.api},
 		{"pod-image", "image of Stagecoach, for pods of functions", &c.image},
 		{"pod-machine", "name of this machine in Kubernetes", &c.machine},
 		{"pod-namespaces", "namespaces of functions that are namespaces of Kubernetes, in which pods are made, with commas between", &c.namespaces},
@@ -119,8 +119,8 @@ func (g podGroup) Usage() (keysmanager.GroupUsage, error) {
 	return keysmanager.GroupUsage{CPU: u.CPU, Memory: u.Memory}, nil
 }
 
-// client returns a client of the cluster, with the service account of this process's pod. A watchdog
-// has no environment that names the API server.
+// client returns a client of the cluster, with the service account of this process's pod. A
+// watchdog has no environment that names the API server.
 func (c *podsConfig) client() (*kube.Client, error) {
 	if c.api == "" {
 		return kube.InPod()

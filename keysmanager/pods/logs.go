@@ -63,8 +63,8 @@ const (
 )
 
 // Logs writes lines that functions print to where `kubectl logs` finds them: to the standard output
-// of their pods' first programs. It drops lines that are not taken soon enough. Its methods are safe
-// for concurrent use.
+// of their pods' first programs. It drops lines that are not taken soon enough. Its methods are
+// safe for concurrent use.
 type Logs struct {
 	find func(replica string) (pid int, ok bool)
 
@@ -77,7 +77,8 @@ type Logs struct {
 	lines  map[string]chan string // by replica
 }
 
-// NewLogs returns Logs. processOf returns the process of a replica, or 0. The caller closes the Logs.
+// NewLogs returns Logs. processOf returns the process of a replica, or 0. The caller closes the
+// Logs.
 func NewLogs(processOf func(replica string) int) *Logs {
 	l := &Logs{lines: map[string]chan string{}}
 	l.open, l.shut = context.WithCancel(context.Background())

@@ -65,8 +65,8 @@ func (l *lister) names() (out []string) {
 	return out
 }
 
-// TestPodsOfAWatchdogEndWithIt checks that the pods of a watchdog that was killed are deleted, even if
-// the API server fails at first. Other pods stay.
+// TestPodsOfAWatchdogEndWithIt checks that the pods of a watchdog that was killed are deleted, even
+// if the API server fails at first. Other pods stay.
 func TestPodsOfAWatchdogEndWithIt(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")

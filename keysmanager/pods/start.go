@@ -221,8 +221,8 @@ func (p *process) Wait() unix.WaitStatus {
 	return p.status
 }
 
-// awaitEnd returns how the program has ended, if err is nil. Else the pod has ended first: SIGKILL is
-// assumed, and logged with what the cluster says, unless this Runtime has ended the pod.
+// awaitEnd returns how the program has ended, if err is nil. Else the pod has ended first: SIGKILL
+// is assumed, and logged with what the cluster says, unless this Runtime has ended the pod.
 func (p *process) awaitEnd(status unix.WaitStatus, err error) unix.WaitStatus {
 	if err == nil {
 		return status

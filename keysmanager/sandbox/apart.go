@@ -29,8 +29,8 @@ type Room interface {
 	Ended() <-chan struct{}
 }
 
-// InNetwork runs f on a thread that is in a network namespace; nil: in that of this process. Sockets
-// that f makes stay in that network. f must make them on its own goroutine.
+// InNetwork runs f on a thread that is in a network namespace; nil: in that of this process.
+// Sockets that f makes stay in that network. f must make them on its own goroutine.
 func InNetwork(network *os.File, f func()) error {
 	if network == nil {
 		f()

@@ -114,9 +114,9 @@ func (c Command) outlineRoot(o *Outline, root string) error {
 	return nil
 }
 
-// Guest returns what the process of a command with Chroot gets where somebody else makes its root from
-// the same image. It has no Mounts, Memory and Limits. Nothing is added to the image: without a
-// folder for the user's home, that is Home.
+// Guest returns what the process of a command with Chroot gets where somebody else makes its root
+// from the same image. It has no Mounts, Memory and Limits. Nothing is added to the image: without
+// a folder for the user's home, that is Home.
 func (c Command) Guest() (Outline, error) {
 	var who identity
 	var err error

@@ -55,7 +55,8 @@ func fillIn(pidfd int, folder string, files map[string][]byte, uid, gid int) err
 			return err
 		}
 	}
-	return errors.Join(os.Chown(folder, 0, 0), os.Chmod(folder, 0o755)) // the program adds and removes none
+	// The program adds and removes none.
+	return errors.Join(os.Chown(folder, 0, 0), os.Chmod(folder, 0o755))
 }
 
 // showIn does the work of Show on the calling thread. The thread is of no use to other goroutines

@@ -139,8 +139,8 @@ func TestARoomTellsFaults(t *testing.T) {
 	r.status(again, 7)
 }
 
-// TestARoomKeepsAProgramUntilItIsKnown ends a program before its process is known: it is not reaped.
-// Meanwhile, another one ends.
+// TestARoomKeepsAProgramUntilItIsKnown ends a program before its process is known: it is not
+// reaped. Meanwhile, another one ends.
 func TestARoomKeepsAProgramUntilItIsKnown(t *testing.T) {
 	r := newRig(t)
 	first, pid := r.program("exit 5", nil)
