@@ -82,7 +82,6 @@ func TestProgramsElsewhereShareAPort(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		r := apart(t)
 		c := programAt("", "127.0.0.1:"+ownPort, false)
-		c.apart = r
 		ctx, cancel := context.WithTimeout(t.Context(), soon)
 		defer cancel()
 		p, err := startChild(ctx, r, c)
@@ -107,7 +106,6 @@ func TestProgramsElsewhereShareAPort(t *testing.T) {
 func TestErrorSaysWhereAProgramElsewhereListens(t *testing.T) {
 	r := apart(t)
 	c := programAt("", "127.0.0.1:9999", false)
-	c.apart = r
 	p, err := startChild(t.Context(), r, c)
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +146,6 @@ func TestUnreadBytesOfAProgramElsewhere(t *testing.T) {
 func TestProcessesPerRequestShareARoom(t *testing.T) {
 	r := apart(t)
 	c := shell(modeStreaming, "cat /proc/net/tcp >/dev/null; tr a-z A-Z")
-	c.apart = r
 	w := &watchdog{c: c, runtime: r, holds: newHolds(t.Context().Done())}
 	if err := w.place(t.Context(), &stage.Replica{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}); err != nil {
 		t.Fatal(err)

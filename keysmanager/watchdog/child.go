@@ -76,7 +76,7 @@ type child struct {
 
 // startChild starts the program. It returns before the program is ready.
 func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, error) {
-	return c.startChild(func(own map[string]string) (sandbox.Process, error) {
+	return c.startChild(s, func(own map[string]string) (sandbox.Process, error) {
 		command := c.childCommand()
 		command.Env = maps.Clone(command.Env)
 		maps.Copy(command.Env, own)
@@ -85,15 +85,16 @@ func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, erro
 }
 
 // startChild starts the program by start, which gives the program these variables in addition to
-// its own.
-func (c *config) startChild(start func(own map[string]string) (sandbox.Process, error)) (*child, error) {
+// its own, and uses s.
+func (c *config) startChild(s sandbox.Runtime, start func(own map[string]string) (sandbox.Process, error)) (*child, error) {
 	p := &child{gone: make(chan struct{})}
+	apart, _ := s.(sandbox.Apart)
 	own := map[string]string{}
 	if c.upstream != nil {
 		p.at = *c.upstream
 	} else {
 		port := ownPort
-		if !c.network.Own && c.apart == nil {
+		if !c.network.Own && apart == nil {
 			var err error
 			if port, err = freePort(); err != nil {
 				return nil, err
@@ -108,7 +109,7 @@ func (c *config) startChild(start func(own map[string]string) (sandbox.Process, 
 	if err != nil {
 		return nil, err
 	}
-	if c.apart == nil {
+	if apart == nil {
 		// Also in a separate network, where the port may be in use already.
 		if err := g.claim(); err != nil {
 			return nil, err
@@ -117,7 +118,7 @@ func (c *config) startChild(start func(own map[string]string) (sandbox.Process, 
 			p.guard = g
 		}
 	}
-	if err := p.begin(c.apart, own, start); err != nil {
+	if err := p.begin(apart, own, start); err != nil {
 		g.close()
 		return nil, err
 	}

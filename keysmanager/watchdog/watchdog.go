@@ -36,7 +36,6 @@ func Run(ctx context.Context, r sandbox.Runtime) error {
 			return err
 		}
 	}
-	c.apart, _ = r.(sandbox.Apart)
 	w := &watchdog{c: &c, runtime: r, holds: newHolds(ctx.Done())}
 	if needed, err := w.await(ctx, os.Getenv(wire.EnvSpare)); err != nil || !needed {
 		return err
@@ -94,9 +93,9 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		w.function = w.holds.handler(w.function)
 	default:
 		runs := w.runtime
-		if w.c.apart != nil {
+		if apart, ok := w.runtime.(sandbox.Apart); ok {
 			var err error
-			if w.room, err = w.c.apart.Room(ctx, w.c.command()); err != nil {
+			if w.room, err = apart.Room(ctx, w.c.command()); err != nil {
 				return err
 			}
 			runs = w.room
