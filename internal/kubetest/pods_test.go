@@ -68,5 +68,4 @@ func TestPods(t *testing.T) {
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide", "--show-labels"))
 	t.Log(i.ask("noop", "hello"))
 	i.testHTTP(t)
-	t.Log(c.Kubectl("logs", "-n", "faas", "-l", "app.kubernetes.io/component=keysmanager", "--tail=-1", "--prefix"))
 }

@@ -3,7 +3,6 @@ package watchdog
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -147,7 +146,7 @@ func TestProcessesPerRequestShareARoom(t *testing.T) {
 	r := apart(t)
 	c := shell(modeStreaming, "cat /proc/net/tcp >/dev/null; tr a-z A-Z")
 	w := &watchdog{c: c, runtime: r, holds: newHolds(t.Context().Done())}
-	if err := w.place(t.Context(), &stage.Replica{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}); err != nil {
+	if err := w.place(t.Context(), &stage.Replica{Log: slog.New(slog.DiscardHandler)}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 3 {
