@@ -67,5 +67,6 @@ func TestPods(t *testing.T) {
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.generation} {.status.observedGeneration} {.spec.containers[0].resources} {.status.containerStatuses[0].resources} {.status.conditions}{"\n"}{end}`))
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide", "--show-labels"))
 	t.Log(i.ask("noop", "hello"))
-	i.testHTTP(t)
+	t.Run("admission", i.daemonsReachOwnMachine)
+	t.Run("http", i.speaksHTTP)
 }

@@ -87,10 +87,12 @@ func (i *installed) podsOf(function string) []string {
 	return strings.Fields(i.Kubectl("get", "pods", "-n", "openfaas-fn", "-l", "faas_function="+function, "-o", "jsonpath={.items[*].metadata.name}"))
 }
 
-// testHTTP runs functions that speak HTTP in pods of their own: one with a server, and one with a
+// speaksHTTP runs functions that speak HTTP in pods of their own: one with a server, and one with a
 // process per request.
-func (i *installed) testHTTP(t *testing.T) {
-	t.Helper()
+func (i *installed) speaksHTTP(t *testing.T) {
+	in := *i
+	in.Cluster = i.In(t)
+	i = &in
 	lists := filepath.Join(i.dir, "passwd")
 	if err := os.WriteFile(lists, []byte("app:x:1000:3000::/app:/bin/sh\n"), 0o600); err != nil {
 		t.Fatal(err)

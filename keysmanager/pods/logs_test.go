@@ -7,9 +7,13 @@ import (
 	"os/exec"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // printer returns Logs that find one process, and what the process's standard output gets.
@@ -54,6 +58,35 @@ func TestAddDoesNotWait(t *testing.T) {
 	line := strings.Repeat("x", 4096)
 	for range 10 * logLines {
 		l.Add("web-1", line)
+	}
+}
+
+// TestForksAreInThePodOfTheirZygote looks for the first program of a process that has a number of its
+// own there, as in a pod.
+func TestForksAreInThePodOfTheirZygote(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	cmd := exec.Command("sh", "-c", "sleep 1000 & echo $!; wait")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = proctest.Start(cmd)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	var inside int
+	if _, err := fmt.Fscan(out, &inside); err != nil {
+		t.Fatal(err)
+	}
+	fork, err := sandbox.PIDsOf(cmd.Process.Pid).Outside(inside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid, ok := firstProgram("fork", func(string) int { return fork }); !ok || pid != cmd.Process.Pid {
+		t.Errorf("process %d, %v, want %d", pid, ok, cmd.Process.Pid)
 	}
 }
 
