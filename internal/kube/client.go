@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// accountFolder is where a pod has the credentials of its service account.
-const accountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
+// AccountFolder is where a pod has the credentials of its service account.
+const AccountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // maxAnswer bounds an answer of the API server, in bytes. A Secret has at most 1 MiB.
 const maxAnswer = 4 << 20
@@ -35,13 +35,23 @@ type Client struct {
 	http    *http.Client
 }
 
-// InPod returns a client for the API server of the cluster that this pod belongs to.
-func InPod() (*Client, error) {
+// Address returns the URL of the API server of the cluster that this pod belongs to; empty: this
+// process's environment does not name one.
+func Address() string {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
+		return ""
+	}
+	return "https://" + net.JoinHostPort(host, port)
+}
+
+// InPod returns a client for the API server of the cluster that this pod belongs to.
+func InPod() (*Client, error) {
+	at := Address()
+	if at == "" {
 		return nil, fmt.Errorf("%w: KUBERNETES_SERVICE_HOST is not set", ErrNoPod)
 	}
-	return New("https://"+net.JoinHostPort(host, port), accountFolder)
+	return New(at, AccountFolder)
 }
 
 // New returns a client for the API server at a URL. account is a folder with a service account's

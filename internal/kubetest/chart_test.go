@@ -33,9 +33,13 @@ networkPolicy: {enabled: true}
 // upper is a function that speaks HTTP by its standard input and output.
 const upper = `package main
 
-import ("bytes"; "io"; "os")
+import ("bytes"; "fmt"; "io"; "os")
 
-func main() { b, _ := io.ReadAll(os.Stdin); os.Stdout.Write(bytes.ToUpper(b)) }
+func main() {
+	b, _ := io.ReadAll(os.Stdin)
+	fmt.Fprintf(os.Stderr, "upper has read %s\n", b)
+	os.Stdout.Write(bytes.ToUpper(b))
+}
 `
 
 // installed is a cluster with the chart.
