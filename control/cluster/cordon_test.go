@@ -97,6 +97,37 @@ func TestDrainWithoutRoomKeepsReplicas(t *testing.T) {
 	})
 }
 
+// TestMachinesAreDrained drains the node of a closed machine. A cordon that an operator sets and
+// lifts meanwhile changes nothing.
+func TestMachinesAreDrained(t *testing.T) {
+	bubble(t, func(_ *testing.T, w *world, l *Local) {
+		closed := false
+		l.cfg.Cordons = &Cordons{Machines: func(node string) (Cordon, bool) {
+			return Cordon{Cause: "its machine is cordoned", Moving: true}, closed && node == "a"
+		}}
+		w.places(1)
+		l.Join(w.node("b"))
+		l.Running("b", nil)
+		p, _ := w.plan(2)
+		l.cfg.Cordons.Set("a", Cordon{Cause: "it is cordoned"})
+		closed = true
+		if err := l.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		w.expect("a plan from before", w.where(), "a ready")
+		w.places(1)
+		w.places(1)
+		w.expect("drained", w.where(), "b ready")
+		l.cfg.Cordons.Lift("a")
+		w.places(2)
+		w.expect("the operator's cordon is lifted", w.where(), "b ready, b ready")
+		closed = false
+		w.places(3)
+		w.expect("the machine is open", w.where(), "a ready, b ready, b ready")
+	})
+}
+
 func TestCordonHoldsAgainstOlderPlans(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
 		l.cfg.Cordons = &Cordons{}
