@@ -86,10 +86,16 @@ func overlap(w plan.Want, keep kept, have []*replica) int {
 	return left
 }
 
-// stays reports whether a replica may be one of those that overlap counts.
-func (c *Cordons) stays(r *replica) bool {
-	is, ok := c.of(r.node)
-	return ok && is.Moving && r.state == plan.Ready
+// stays reports whether a replica may be one of those that overlap counts. The caller holds l.mu.
+func stays(l *Local, r *replica) bool {
+	if r.state != plan.Ready {
+		return false
+	}
+	if n := l.known[r.node]; n.Leaving { // its cordon counts no more
+		return n.Moving
+	}
+	is, ok := l.cfg.Cordons.of(r.node)
+	return ok && is.Moving
 }
 
 // open reports whether a member takes new replicas. The caller holds Local.mu.

@@ -58,8 +58,8 @@ func program(t *testing.T, dir, name, pkg string) string {
 	return path
 }
 
-// install installs the chart from the built programs.
-func install(t *testing.T, c *Cluster) *installed {
+// install installs the chart from the built programs, with further flags of helm.
+func install(t *testing.T, c *Cluster, flags ...string) *installed {
 	t.Helper()
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -79,7 +79,7 @@ func install(t *testing.T, c *Cluster) *installed {
 	c.Took("images")
 	c.Kubectl("create", "namespace", "faas")
 	values := write("values.yaml", fmt.Sprintf(chartValues, strings.TrimSuffix(image, ":1"), nats, c.Registry))
-	c.Helm("install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m")
+	c.Helm(append([]string{"install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m"}, flags...)...)
 	c.Took("helm install --wait")
 	c.Helm("test", "y", "-n", "faas", "--timeout", "1m")
 	c.Took("helm test")
@@ -93,9 +93,18 @@ func install(t *testing.T, c *Cluster) *installed {
 	return &installed{Cluster: c, dir: dir, gateway: net.JoinHostPort(ip, "8080"), password: string(password), http: &http.Client{Transport: way, Timeout: 30 * time.Second}}
 }
 
-// stagecoach runs a command on a node.
+// stagecoach runs a command on a node, which must succeed.
 func (i *installed) stagecoach(args ...string) string {
 	i.t.Helper()
+	out, err := i.try(args...)
+	if err != nil {
+		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// try runs a command on a node.
+func (i *installed) try(args ...string) (string, error) {
 	cmd := i.Nodes[0].machine.Command(proctest.Built(i.t, "bin", "stagecoach"), args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -104,10 +113,7 @@ func (i *installed) stagecoach(args ...string) string {
 	if err == nil {
 		err = cmd.Wait()
 	}
-	if err != nil {
-		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, &out)
-	}
-	return out.String()
+	return out.String(), err
 }
 
 // call calls the function, and returns what it answers, or the error.
@@ -177,7 +183,7 @@ func TestChart(t *testing.T) {
 	c.Took("helm upgrade")
 	c.Helm("uninstall", "y", "-n", "faas", "--wait", "--timeout", "3m")
 	c.Await("nothing to be left", func() (string, bool) {
-		left := c.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")
+		left := c.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,clusterroles,clusterrolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")
 		return left, left == ""
 	})
 	c.Took("helm uninstall")

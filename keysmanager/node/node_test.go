@@ -82,7 +82,7 @@ func TestAnswersHaveResultsAndErrors(t *testing.T) {
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderEvict}); err == nil || !strings.Contains(err.Error(), "function or digest") {
 		t.Errorf("evict nothing: %v, want a refusal", err)
 	}
-	d.Leave()
+	d.Leave(true)
 	c.until(0, "heard n1")
 	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil); err == nil || !strings.Contains(err.Error(), "leaving") {
 		t.Errorf("start on a node that leaves: %v", err)

@@ -1,0 +1,100 @@
+package kubetest
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// TestLoad changes a cluster while requests come: it drains a machine, deletes pods and rolls all
+// of them. No request may fail that a client tries twice, and no async request may be lost.
+func TestLoad(t *testing.T) {
+	if os.Getenv("STAGECOACH_KUBERNETES_TEST") == "" {
+		t.Skip("make test-kubernetes runs it")
+	}
+	c := Start(t, Options{Nodes: 3})
+	i := install(t, c, "--set", "gateway.replicas=3")
+	i.deploy("noop", map[string]string{"com.openfaas.scale.min": "3", "com.openfaas.scale.max": "3"})
+	i.deploy("wait", map[string]string{"com.openfaas.scale.min": "6", "com.openfaas.scale.max": "6"}, "wait_mean", "20ms")
+	back := serveCallbacks(t, c)
+	t.Log("| while | time | requests | failed | tried again | p50 | p99 | longest | async | lost | twice |")
+	t.Log("|---|---|---|---|---|---|---|---|---|---|---|")
+	i.under(t, "nothing else happens", 2000, back, func() {})
+	c.Took("load alone")
+	i.under(t, "a machine is drained", 10000, back, func() { i.drain() })
+	c.Took("load and a drain")
+	i.under(t, "a pod of each kind is deleted", 2000, back, func() {
+		for component, n := range map[string]int{"keysmanager": 3, "control": 3, "nats": 3} {
+			i.deletePod(component, n)
+		}
+	})
+	c.Took("load and deleted pods")
+	i.under(t, "all pods are replaced", 10000, back, func() {
+		c.Helm("upgrade", "y", "../../charts/stagecoach", "-n", "faas", "--reuse-values", "--set", "gateway.logLevel=debug,keysManager.logLevel=debug", "--wait", "--timeout", "5m")
+	})
+	c.Took("load and an upgrade")
+}
+
+// deploy deploys one of the built stages without its model, and waits for its replicas.
+func (i *installed) deploy(name string, labels map[string]string, env ...string) {
+	i.t.Helper()
+	environment := map[string]string{}
+	for n := 0; n < len(env); n += 2 {
+		environment[env[n]] = env[n+1]
+	}
+	ref := i.image(name+":1", map[string]string{"/stage": proctest.Built(i.t, "images", "stagecoach", name, "0.1.0", "stage")},
+		v1.Config{Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion}})
+	function, err := json.Marshal(map[string]any{"image": ref, "labels": labels, "environment": environment})
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	stack := filepath.Join(i.dir, name+".yml")
+	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  %s: %s\n", name, function)
+	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
+		i.t.Fatal(err)
+	}
+	i.t.Log(i.stagecoach("deploy", "-f", stack, "--wait"))
+}
+
+// drain drains the machine on which the control plane runs that leads, and opens it again.
+func (i *installed) drain() {
+	i.t.Helper()
+	leader := ""
+	for line := range strings.Lines(i.stagecoach("node", "list")) {
+		if f := strings.Fields(line); len(f) > 1 && f[1] == "leads" {
+			leader = f[0]
+		}
+	}
+	machine := i.Kubectl("get", "pod", leader, "-n", "faas", "-o", "jsonpath={.spec.nodeName}")
+	i.t.Log(i.Kubectl("drain", machine, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m"))
+	i.Await("the node of "+machine+" to be drained", func() (string, bool) {
+		out, err := i.try("node", "list")
+		return out, err == nil && strings.Contains(out, " drained: its machine is cordoned ")
+	})
+	i.t.Log(i.stagecoach("node", "list"))
+	i.Kubectl("uncordon", machine)
+	i.Await("the node of "+machine+" to be ready", func() (string, bool) {
+		out, err := i.try("node", "list")
+		return out, err == nil && strings.Count(out, " daemon  ready ") == len(i.Nodes)
+	})
+}
+
+// deletePod deletes a pod of a component, and waits for the next one.
+func (i *installed) deletePod(component string, n int) {
+	i.t.Helper()
+	selector := "app.kubernetes.io/component=" + component
+	pods := strings.Fields(i.Kubectl("get", "pods", "-n", "faas", "-l", selector, "-o", "jsonpath={.items[*].metadata.name}"))
+	if len(pods) != n {
+		i.t.Fatalf("pods of %s: %v, want %d", component, pods, n)
+	}
+	i.Kubectl("delete", "pod", pods[0], "-n", "faas")
+	i.AwaitPods("faas", selector, n)
+}
