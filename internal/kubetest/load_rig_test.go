@@ -34,11 +34,11 @@ type load struct {
 	enough chan struct{} // closed once that many have ended
 
 	mu       sync.Mutex
-	ended    int             // sync requests
-	took     []time.Duration // of those that succeeded
-	again    []string        // why attempts failed
-	failed   []string        // why requests failed
-	accepted []string        // async requests
+	ended    int               // sync requests
+	took     []time.Duration   // of those that succeeded
+	again    []string          // why attempts failed
+	failed   []string          // why requests failed
+	accepted map[string]string // async requests, by body: their ids
 }
 
 // callbacks is a server that gets the results of async requests.
@@ -76,13 +76,13 @@ func (b *callbacks) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
 
 // missing returns how many of the accepted requests have had no callback, and how many have had
 // several.
-func (b *callbacks) missing(accepted []string) (lost, twice int) {
+func (b *callbacks) missing(accepted map[string]string) (lost []string, twice int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, id := range accepted {
-		switch n := b.told[id]; {
+	for body, id := range accepted {
+		switch n := b.told[body]; {
 		case n == 0:
-			lost++
+			lost = append(lost, id)
 		case n > 1:
 			twice++
 		}
@@ -93,7 +93,7 @@ func (b *callbacks) missing(accepted []string) (lost, twice int) {
 // load starts the clients.
 func (i *installed) load(back *callbacks, least int) *load {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &load{i: i, ctx: ctx, cancel: cancel, begun: time.Now(), back: back, least: least, enough: make(chan struct{})}
+	l := &load{i: i, ctx: ctx, cancel: cancel, begun: time.Now(), back: back, accepted: map[string]string{}, least: least, enough: make(chan struct{})}
 	for n := range syncWorkers {
 		call := l.noop
 		if n >= syncWorkers/2 {
@@ -117,8 +117,14 @@ func (l *load) client(kept bool, f func(c *http.Client, n int)) {
 	}
 }
 
+// answer is the answer to a request.
+type answer struct {
+	status   int
+	text, id string
+}
+
 // try sends a request until an attempt has the wanted answer. It reports whether one had.
-func (l *load) try(c *http.Client, path, body string, good func(status int, answer string) bool) bool {
+func (l *load) try(c *http.Client, path, body string, good func(a answer) bool) bool {
 	what := ""
 	for range attempts {
 		req, err := http.NewRequest(http.MethodPost, "http://"+l.i.gateway+path, strings.NewReader(body))
@@ -129,12 +135,12 @@ func (l *load) try(c *http.Client, path, body string, good func(status int, answ
 		begun := time.Now()
 		resp, err := c.Do(req)
 		if err == nil {
-			answer, readErr := io.ReadAll(resp.Body)
+			text, readErr := io.ReadAll(resp.Body)
 			resp.Body.Close()
-			if readErr == nil && good(resp.StatusCode, string(answer)) {
+			if readErr == nil && good(answer{resp.StatusCode, string(text), resp.Header.Get("X-Call-Id")}) {
 				return true
 			}
-			err = fmt.Errorf("status %d, %.200q, %w", resp.StatusCode, answer, cmp.Or(readErr, io.EOF))
+			err = fmt.Errorf("status %d, %.200q, %w", resp.StatusCode, text, cmp.Or(readErr, io.EOF))
 		}
 		what = fmt.Sprintf("%s after %v: %v", time.Now().UTC().Format("15:04:05.000"), time.Since(begun).Round(time.Millisecond), err)
 		l.mu.Lock()
@@ -149,15 +155,15 @@ func (l *load) try(c *http.Client, path, body string, good func(status int, answ
 
 func (l *load) noop(c *http.Client, n int) {
 	body := fmt.Sprint("request ", n)
-	l.call(c, "/function/noop", body, func(status int, answer string) bool { return status == http.StatusOK && answer == body })
+	l.call(c, "/function/noop", body, func(a answer) bool { return a.status == http.StatusOK && a.text == body })
 }
 
 func (l *load) wait(c *http.Client, _ int) {
-	l.call(c, "/function/wait", "hello", func(status int, _ string) bool { return status == http.StatusOK })
+	l.call(c, "/function/wait", "hello", func(a answer) bool { return a.status == http.StatusOK })
 }
 
 // call makes a sync request.
-func (l *load) call(c *http.Client, path, body string, good func(status int, answer string) bool) {
+func (l *load) call(c *http.Client, path, body string, good func(answer) bool) {
 	begun := time.Now()
 	ok := l.try(c, path, body, good)
 	l.mu.Lock()
@@ -172,11 +178,11 @@ func (l *load) call(c *http.Client, path, body string, good func(status int, ans
 
 // later makes an async request.
 func (l *load) later(c *http.Client, n int) {
-	id := fmt.Sprintf("id-%d-%d", l.begun.UnixNano(), n)
-	if l.try(c, "/async-function/noop", id, func(status int, _ string) bool { return status == http.StatusAccepted }) {
+	body, id := fmt.Sprintf("id-%d-%d", l.begun.UnixNano(), n), ""
+	if l.try(c, "/async-function/noop", body, func(a answer) bool { id = a.id; return a.status == http.StatusAccepted }) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.accepted = append(l.accepted, id)
+		l.accepted[body] = id
 	}
 }
 
@@ -191,9 +197,13 @@ func (i *installed) under(t *testing.T, what string, least int, back *callbacks,
 	<-l.enough // the load goes on meanwhile
 	l.cancel()
 	l.group.Wait()
+	ended := time.Now()
 	i.Await("all callbacks "+what, func() (string, bool) {
 		lost, _ := back.missing(l.accepted)
-		return fmt.Sprint(lost, " of ", len(l.accepted), " are missing"), lost == 0
+		if len(lost) > 0 && time.Since(ended) > time.Minute {
+			i.inspect(lost)
+		}
+		return fmt.Sprint(len(lost), " of ", len(l.accepted), " are missing: ", lost), len(lost) == 0
 	})
 	_, twice := back.missing(l.accepted)
 	slices.Sort(l.took)
@@ -217,4 +227,21 @@ func (i *installed) under(t *testing.T, what string, least int, back *callbacks,
 		t.Errorf("%s: %d results of async requests are wrong: %v", what, len(back.wrong), back.wrong)
 		back.wrong = nil
 	}
+}
+
+// inspect logs what is known of async requests without a callback, and ends the test.
+func (i *installed) inspect(lost []string) {
+	i.t.Helper()
+	for _, id := range lost[:min(len(lost), 3)] {
+		out, err := i.try("call", id)
+		i.t.Log(id, out, err)
+	}
+	for _, pod := range strings.Fields(i.Kubectl("get", "pods", "-n", "faas", "-l", "app.kubernetes.io/component=control", "-o", "jsonpath={.items[*].metadata.name}")) {
+		for line := range strings.Lines(i.Kubectl("logs", "-n", "faas", pod, "--tail=-1")) {
+			if !strings.Contains(line, `"INFO"`) || strings.Contains(line, "leads") || strings.Contains(line, "stands by") || strings.Contains(line, lost[0]) {
+				i.t.Log(pod, " ", strings.TrimSpace(line))
+			}
+		}
+	}
+	i.t.Fatalf("%d async requests are lost: %v", len(lost), lost)
 }

@@ -2,6 +2,7 @@ package kubetest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,7 +22,8 @@ func TestLoad(t *testing.T) {
 		t.Skip("make test-kubernetes runs it")
 	}
 	c := Start(t, Options{Nodes: 3})
-	i := install(t, c, "--set", "gateway.replicas=3")
+	volumes(c, 6)
+	i := install(t, c, "--set", "gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
 	i.deploy("noop", map[string]string{"com.openfaas.scale.min": "3", "com.openfaas.scale.max": "3"})
 	i.deploy("wait", map[string]string{"com.openfaas.scale.min": "6", "com.openfaas.scale.max": "6"}, "wait_mean", "20ms")
 	back := serveCallbacks(t, c)
@@ -41,6 +43,23 @@ func TestLoad(t *testing.T) {
 		c.Helm("upgrade", "y", "../../charts/stagecoach", "-n", "faas", "--reuse-values", "--set", "gateway.logLevel=debug,keysManager.logLevel=debug", "--wait", "--timeout", "5m")
 	})
 	c.Took("load and an upgrade")
+}
+
+// volumes makes volumes that all nodes can mount, because they share this machine's disk.
+func volumes(c *Cluster, n int) {
+	c.t.Helper()
+	var all strings.Builder
+	for k := range n {
+		path := filepath.Join(c.dir, fmt.Sprint("volume-", k))
+		if err := errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, 0o777)); err != nil { //nolint:gosec // of a user that the pod chooses
+			c.t.Fatal(err)
+		}
+		fmt.Fprintf(&all, `---
+{apiVersion: v1, kind: PersistentVolume, metadata: {name: volume-%d}, spec: {capacity: {storage: 10Gi}, accessModes: [ReadWriteOnce],
+storageClassName: shared, persistentVolumeReclaimPolicy: Retain, hostPath: {path: %q}}}
+`, k, path)
+	}
+	c.Apply(all.String())
 }
 
 // deploy deploys one of the built stages without its model, and waits for its replicas.
