@@ -22,7 +22,7 @@ const (
 )
 
 // load is requests from clients that try each request twice at most. They call two stages: noop,
-// and wait, which holds each call for a while. Half of the clients use a connection per request.
+// and hold, which takes a while. Half of the clients use a connection per request.
 type load struct {
 	i      *installed
 	ctx    context.Context
@@ -97,7 +97,7 @@ func (i *installed) load(back *callbacks, least int) *load {
 	for n := range syncWorkers {
 		call := l.noop
 		if n >= syncWorkers/2 {
-			call = l.wait
+			call = l.hold
 		}
 		l.group.Go(func() { l.client(n%2 == 0, call) })
 	}
@@ -158,8 +158,8 @@ func (l *load) noop(c *http.Client, n int) {
 	l.call(c, "/function/noop", body, func(a answer) bool { return a.status == http.StatusOK && a.text == body })
 }
 
-func (l *load) wait(c *http.Client, _ int) {
-	l.call(c, "/function/wait", "hello", func(a answer) bool { return a.status == http.StatusOK })
+func (l *load) hold(c *http.Client, _ int) {
+	l.call(c, "/function/hold", "hello", func(a answer) bool { return a.status == http.StatusOK })
 }
 
 // call makes a sync request.

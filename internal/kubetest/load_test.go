@@ -1,9 +1,9 @@
 package kubetest
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +15,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
+// loadStack has the functions that the load calls, and one for a burst.
+const loadStack = `
+version: 1.0
+provider: {name: openfaas}
+functions:
+  noop: {image: stagecoach/noop:0.1.0, labels: {com.openfaas.scale.min: "3", com.openfaas.scale.max: "3"}}
+  hold:
+    image: stagecoach/wait:0.1.0
+    labels: {com.openfaas.scale.min: "6", com.openfaas.scale.max: "6"}
+    environment: {wait_mean: 20ms}
+  burst:
+    image: stagecoach/wait:0.1.0
+    labels: {com.openfaas.scale.min: "0", com.openfaas.scale.max: "20", com.openfaas.scale.zero: "true"}
+    environment: {wait_mean: 1ms, STAGECOACH_MODEL: model/rec.onnx}
+`
+
 // TestLoad changes a cluster while requests come: it drains a machine, deletes pods and rolls all
 // of them. No request may fail that a client tries twice, and no async request may be lost.
 func TestLoad(t *testing.T) {
@@ -23,9 +39,16 @@ func TestLoad(t *testing.T) {
 	}
 	c := Start(t, Options{Nodes: 3})
 	volumes(c, 6)
-	i := install(t, c, "--set", "gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
-	i.deploy("noop", map[string]string{"com.openfaas.scale.min": "3", "com.openfaas.scale.max": "3"})
-	i.deploy("wait", map[string]string{"com.openfaas.scale.min": "6", "com.openfaas.scale.max": "6"}, "wait_mean", "20ms")
+	i := install(t, c, "--set", "image.repository="+strings.TrimSuffix(withORT(c), ":1"), "--set", "keysManager.ort="+ortPath, "--set", "gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
+	for _, name := range []string{"noop", "wait", "ocr-detect", "ocr-recognise", "ocr-text"} {
+		i.stage(name)
+	}
+	i.deploy(loadStack)
+	c.Took("functions")
+	i.ocr(t)
+	c.Took("OCR pipeline")
+	i.burst(t)
+	c.Took("burst")
 	back := serveCallbacks(t, c)
 	t.Log("| while | time | requests | failed | tried again | p50 | p99 | longest | async | lost | twice |")
 	t.Log("|---|---|---|---|---|---|---|---|---|---|---|")
@@ -62,25 +85,30 @@ storageClassName: shared, persistentVolumeReclaimPolicy: Retain, hostPath: {path
 	c.Apply(all.String())
 }
 
-// deploy deploys one of the built stages without its model, and waits for its replicas.
-func (i *installed) deploy(name string, labels map[string]string, env ...string) {
+// stage pushes one of the built stages.
+func (i *installed) stage(name string) {
 	i.t.Helper()
-	environment := map[string]string{}
-	for n := 0; n < len(env); n += 2 {
-		environment[env[n]] = env[n+1]
-	}
-	ref := i.image(name+":1", map[string]string{"/stage": proctest.Built(i.t, "images", "stagecoach", name, "0.1.0", "stage")},
-		v1.Config{Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion}})
-	function, err := json.Marshal(map[string]any{"image": ref, "labels": labels, "environment": environment})
+	dir, files := proctest.Built(i.t, "images", "stagecoach", name, "0.1.0"), map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			files[strings.TrimPrefix(path, dir)] = path
+		}
+		return err
+	})
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	stack := filepath.Join(i.dir, name+".yml")
-	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  %s: %s\n", name, function)
-	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
+	i.image("stagecoach/"+name+":0.1.0", files, v1.Config{Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion}})
+}
+
+// deploy deploys the functions of a stack file, with the images of the cluster's registry.
+func (i *installed) deploy(stack string) {
+	i.t.Helper()
+	path := filepath.Join(i.dir, "stack.yml")
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(stack, "image: stagecoach/", "image: "+i.Registry+"/stagecoach/")), 0o600); err != nil {
 		i.t.Fatal(err)
 	}
-	i.t.Log(i.stagecoach("deploy", "-f", stack, "--wait"))
+	i.t.Log(i.stagecoach("deploy", "-f", path, "--wait"))
 }
 
 // drain drains the machine on which the control plane runs that leads, and opens it again.
