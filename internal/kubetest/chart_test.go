@@ -74,7 +74,7 @@ func install(t *testing.T, c *Cluster, flags ...string) *installed {
 		"/bin/stagecoach": proctest.Built(t, "bin", "stagecoach"), "/bin/stagecoach-init": proctest.Built(t, "bin", "stagecoach-init"),
 		"/lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6": "/lib/x86_64-linux-gnu/libc.so.6",
 	}, "/bin/stagecoach")
-	nats := c.Image("nats:1", map[string]string{"/nats-server": program(t, dir, "nats-server", "github.com/nats-io/nats-server/v2")}, "/nats-server")
+	nats := c.Image("nats:1", map[string]string{"/usr/local/bin/nats-server": program(t, dir, "nats-server", "github.com/nats-io/nats-server/v2")}, "nats-server")
 	c.Image("upper:1", map[string]string{"/upper": program(t, dir, "upper", write("upper.go", upper))}, "/upper")
 	c.Took("images")
 	c.Kubectl("create", "namespace", "faas")

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +20,8 @@ const (
 	asyncWorkers = 1
 	// attempts is how often a client tries a request, at most.
 	attempts = 2
+	// told is how many failures a log shows.
+	told = 5
 )
 
 // load is requests from clients that try each request twice at most. They call two stages: noop,
@@ -125,8 +128,9 @@ type answer struct {
 
 // try sends a request until an attempt has the wanted answer. It reports whether one had.
 func (l *load) try(c *http.Client, path, body string, good func(a answer) bool) bool {
-	what := ""
+	what, wait := "", time.Duration(0)
 	for range attempts {
+		time.Sleep(wait)
 		req, err := http.NewRequest(http.MethodPost, "http://"+l.i.gateway+path, strings.NewReader(body))
 		if err != nil {
 			panic(err)
@@ -141,6 +145,10 @@ func (l *load) try(c *http.Client, path, body string, good func(a answer) bool) 
 				return true
 			}
 			err = fmt.Errorf("status %d, %.200q, %w", resp.StatusCode, text, cmp.Or(readErr, io.EOF))
+		}
+		if resp != nil { // 503 says when to come back
+			after, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+			wait = time.Duration(min(after, 5)) * time.Second
 		}
 		what = fmt.Sprintf("%s after %v: %v", time.Now().UTC().Format("15:04:05.000"), time.Since(begun).Round(time.Millisecond), err)
 		l.mu.Lock()
@@ -215,11 +223,11 @@ func (i *installed) under(t *testing.T, what string, least int, back *callbacks,
 	}
 	t.Logf("| %s | %v | %d | %d | %d | %v | %v | %v | %d | 0 | %d |", what, done.Round(100*time.Millisecond), len(l.took), len(l.failed), len(l.again),
 		at(0.5), at(0.99), at(1), len(l.accepted), twice)
-	for _, again := range l.again {
+	for _, again := range l.again[:min(len(l.again), told)] {
 		t.Log("tried again: ", again)
 	}
 	if len(l.failed) > 0 {
-		t.Errorf("%s: %d requests failed:\n%s", what, len(l.failed), strings.Join(l.failed, "\n"))
+		t.Errorf("%s: %d requests failed, such as:\n%s", what, len(l.failed), strings.Join(l.failed[:min(len(l.failed), told)], "\n"))
 	}
 	back.mu.Lock()
 	defer back.mu.Unlock()

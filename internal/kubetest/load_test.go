@@ -49,6 +49,8 @@ func TestLoad(t *testing.T) {
 	c.Took("OCR pipeline")
 	i.burst(t)
 	c.Took("burst")
+	i.cordons(t)
+	c.Took("cordons")
 	back := serveCallbacks(t, c)
 	t.Log("| while | time | requests | failed | tried again | p50 | p99 | longest | async | lost | twice |")
 	t.Log("|---|---|---|---|---|---|---|---|---|---|---|")
@@ -122,16 +124,9 @@ func (i *installed) drain() {
 	}
 	machine := i.Kubectl("get", "pod", leader, "-n", "faas", "-o", "jsonpath={.spec.nodeName}")
 	i.t.Log(i.Kubectl("drain", machine, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m"))
-	i.Await("the node of "+machine+" to be drained", func() (string, bool) {
-		out, err := i.try("node", "list")
-		return out, err == nil && strings.Contains(out, " drained: its machine is cordoned ")
-	})
-	i.t.Log(i.stagecoach("node", "list"))
+	i.awaitNode(machine, "drained: its machine is cordoned")
 	i.Kubectl("uncordon", machine)
-	i.Await("the node of "+machine+" to be ready", func() (string, bool) {
-		out, err := i.try("node", "list")
-		return out, err == nil && strings.Count(out, " daemon  ready ") == len(i.Nodes)
-	})
+	i.awaitNode(machine, "ready")
 }
 
 // deletePod deletes a pod of a component, and waits for the next one.

@@ -60,22 +60,30 @@ func (b *Bus) Hear(name string, handler func(msg []byte)) (stop func(), err erro
 	return b.subscribe("all."+Token(name), func(m *nats.Msg) { handler(m.Data) })
 }
 
-func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (func(), error) {
-	sub, err := b.nc.Subscribe(subject, handler)
+func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (stop func(), err error) {
+	sub, done, err := b.open(subject, handler)
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
+		return nil, err
 	}
-	done := make(chan struct{})
+	return func() {
+		_ = sub.Unsubscribe() // fails if it has ended already
+		<-done
+	}, nil
+}
+
+// open subscribes. done is closed when the subscription and its handler have ended.
+func (b *Bus) open(subject string, handler nats.MsgHandler) (sub *nats.Subscription, done chan struct{}, err error) {
+	if sub, err = b.nc.Subscribe(subject, handler); err != nil {
+		return nil, nil, fmt.Errorf("subscribe to %q: %w", subject, err)
+	}
+	done = make(chan struct{})
 	sub.SetClosedHandler(func(string) { close(done) }) // called when the handler has ended
 	if err = sub.SetPendingLimits(1<<20, pendingBytes); err == nil {
 		err = b.nc.Flush() // now the server knows the subscription
 	}
 	if err != nil {
 		_ = sub.Unsubscribe() // the connection may be gone
-		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
+		return nil, nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
-	return func() {
-		_ = sub.Unsubscribe() // fails if it has ended already
-		<-done
-	}, nil
+	return sub, done, nil
 }

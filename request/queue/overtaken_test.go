@@ -158,3 +158,38 @@ func TestCallsBetweenProcesses(t *testing.T) {
 		t.Errorf("after stop: %v, want ErrNobody", err)
 	}
 }
+
+// TestStopAnswersCallsOnTheirWay stops a server while many calls come. Each of them is answered, or
+// nobody has got it.
+func TestStopAnswersCallsOnTheirWay(t *testing.T) {
+	nc := start(t, t.TempDir())
+	b := NewBus(nc)
+	for range 10 {
+		var called, callers sync.WaitGroup
+		stop, err := b.Serve("name", func(_ context.Context, msg []byte, send func([]byte) error) error { return send(msg) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			called.Add(1)
+			callers.Go(func() {
+				for n := 0; ; n++ {
+					err := b.Call(t.Context(), "name", []byte("x"), func([]byte) error { return nil })
+					if n == 0 {
+						called.Done()
+					}
+					if errors.Is(err, ErrNobody) {
+						return
+					}
+					if err != nil {
+						t.Errorf("a call while its server stops: %v", err)
+						return
+					}
+				}
+			})
+		}
+		called.Wait()
+		stop()
+		callers.Wait()
+	}
+}
