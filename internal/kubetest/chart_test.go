@@ -181,10 +181,16 @@ func TestChart(t *testing.T) {
 	}
 	i.answers("after an upgrade")
 	c.Took("helm upgrade")
-	c.Helm("uninstall", "y", "-n", "faas", "--wait", "--timeout", "3m")
-	c.Await("nothing to be left", func() (string, bool) {
-		left := c.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,clusterroles,clusterrolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")
+	i.uninstall()
+	c.Took("helm uninstall")
+}
+
+// uninstall removes the release, whose dataPolicy is delete, and waits until nothing is left.
+func (i *installed) uninstall() {
+	i.t.Helper()
+	i.Helm("uninstall", "y", "-n", "faas", "--wait", "--timeout", "3m")
+	i.Await("nothing to be left", func() (string, bool) {
+		left := i.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,clusterroles,clusterrolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")
 		return left, left == ""
 	})
-	c.Took("helm uninstall")
 }

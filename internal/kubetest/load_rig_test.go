@@ -37,8 +37,10 @@ type load struct {
 	enough chan struct{} // closed once that many have ended
 
 	mu       sync.Mutex
-	ended    int               // sync requests
-	took     []time.Duration   // of those that succeeded
+	ended    int             // sync requests
+	took     []time.Duration // of those that succeeded
+	longest  time.Duration
+	slowest  string            // path and time of the longest
 	again    []string          // why attempts failed
 	failed   []string          // why requests failed
 	accepted map[string]string // async requests, by body: their ids
@@ -176,8 +178,11 @@ func (l *load) call(c *http.Client, path, body string, good func(answer) bool) {
 	ok := l.try(c, path, body, good)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if ok {
-		l.took = append(l.took, time.Since(begun))
+	if took := time.Since(begun); ok {
+		l.took = append(l.took, took)
+		if took > l.longest {
+			l.longest, l.slowest = took, fmt.Sprintf("%s at %s", path, begun.UTC().Format("15:04:05.000"))
+		}
 	}
 	if l.ended++; l.ended == l.least {
 		close(l.enough)
@@ -223,6 +228,7 @@ func (i *installed) under(t *testing.T, what string, least int, back *callbacks,
 	}
 	t.Logf("| %s | %v | %d | %d | %d | %v | %v | %v | %d | 0 | %d |", what, done.Round(100*time.Millisecond), len(l.took), len(l.failed), len(l.again),
 		at(0.5), at(0.99), at(1), len(l.accepted), twice)
+	t.Log("longest: ", l.slowest)
 	for _, again := range l.again[:min(len(l.again), told)] {
 		t.Log("tried again: ", again)
 	}

@@ -68,6 +68,8 @@ func TestLoad(t *testing.T) {
 		c.Helm("upgrade", "y", "../../charts/stagecoach", "-n", "faas", "--reuse-values", "--set", "gateway.logLevel=debug,keysManager.logLevel=debug", "--wait", "--timeout", "5m")
 	})
 	c.Took("load and an upgrade")
+	i.uninstall()
+	c.Took("helm uninstall")
 }
 
 // volumes makes volumes that all nodes can mount, because they share this machine's disk.

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
@@ -87,6 +88,9 @@ func TestAnswersHaveResultsAndErrors(t *testing.T) {
 	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil); err == nil || !strings.Contains(err.Error(), "leaving") {
 		t.Errorf("start on a node that leaves: %v", err)
 	}
+	proctest.Until(t, "the node to leave with patience", func() bool { inv := n.Inventory(); return inv.Leaving && inv.Patient })
+	d.Leave(false)
+	proctest.Until(t, "the node to leave without patience", func() bool { inv := n.Inventory(); return inv.Leaving && !inv.Patient })
 }
 
 // repeater sends each order three times, as if answers were lost.
