@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -69,6 +70,25 @@ func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (stop func(), e
 		_ = sub.Unsubscribe() // fails if it has ended already
 		<-done
 	}, nil
+}
+
+// drainMost bounds how long a subscription that ends takes the messages that are on their way.
+const drainMost = 2 * time.Second
+
+// drain ends a subscription that open has returned. Its handler gets the messages that are on their
+// way, unless the connection is lost. When drain returns, the handler has ended.
+func (b *Bus) drain(sub *nats.Subscription, done <-chan struct{}) {
+	if b.nc.IsConnected() && sub.Drain() == nil {
+		late := time.NewTimer(drainMost)
+		defer late.Stop()
+		select {
+		case <-done:
+			return
+		case <-late.C:
+		}
+	}
+	_ = sub.Unsubscribe() // fails if it has ended already
+	<-done
 }
 
 // open subscribes. done is closed when the subscription and its handler have ended.

@@ -19,7 +19,6 @@ var ErrNobody = errors.New("queue: no process serves this call")
 const (
 	callAlive   = 2 * time.Second  // between two signs of life of a call's server
 	callSilence = 10 * time.Second // after which a call's server counts as gone
-	callDrain   = 2 * time.Second  // for calls that are on their way to a server that stops
 )
 
 // Header fields of a call's messages.
@@ -43,18 +42,7 @@ func (b *Bus) Serve(name string, f func(ctx context.Context, msg []byte, send fu
 		cancel()
 		return nil, err
 	}
-	return func() {
-		if sub.Drain() == nil {
-			select {
-			case <-done:
-			case <-time.After(callDrain): // the connection is lost
-			}
-		}
-		_ = sub.Unsubscribe() // fails if it has ended already
-		<-done
-		cancel()
-		calls.Wait()
-	}, nil
+	return func() { b.drain(sub, done); cancel(); calls.Wait() }, nil
 }
 
 func callSubject(name string) string { return "call." + Token(name) }

@@ -3,8 +3,10 @@ package queue
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
@@ -191,5 +193,50 @@ func TestStopAnswersCallsOnTheirWay(t *testing.T) {
 		called.Wait()
 		stop()
 		callers.Wait()
+	}
+}
+
+// TestStopTakesTasksOnTheirWay stops an owner while many tasks come. It takes each of them, or the
+// sender hears that nobody has.
+func TestStopTakesTasksOnTheirWay(t *testing.T) {
+	nc := start(t, t.TempDir())
+	for round := range 10 {
+		var taken, refused atomic.Int64
+		over := make(chan struct{})
+		var once sync.Once
+		o, err := OpenOwners(nc, fmt.Sprint("me", round), func(string) { refused.Add(1); once.Do(func() { close(over) }) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := make(chan struct{}, 1)
+		stop, err := o.Tasks("f", func([]byte, bool) {
+			taken.Add(1)
+			select {
+			case first <- struct{}{}:
+			default:
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := make(chan int64)
+		go func() {
+			for n := int64(0); ; n++ {
+				select {
+				case <-over:
+					sent <- n
+					return
+				default:
+				}
+				if err := o.Send(o.me, "f", fmt.Sprint(n), []byte("x")); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		<-first
+		stop()
+		n := <-sent
+		until(t, "an account of all tasks", func() bool { return taken.Load()+refused.Load() == n })
+		o.Close()
 	}
 }
