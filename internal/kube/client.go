@@ -1,6 +1,6 @@
-// Package kube asks the API server of Kubernetes from inside a pod: it reads and writes Secrets, and
-// follows which machines take no new work. It uses the pod's service account, and needs no library
-// of Kubernetes.
+// Package kube asks the API server of Kubernetes from inside a pod. It reads and writes Secrets,
+// and follows which machines take no new work. It uses the pod's service account, and needs no
+// library of Kubernetes.
 package kube
 
 import (

@@ -82,8 +82,8 @@ func (m *machine) closed() string {
 // WatchMachines lists the machines of the cluster, and then follows their changes. It calls f with
 // the machines that take no new work, and why they do not: once when they are listed, and after
 // each change. f may keep the map. WatchMachines returns an error of f, or of the API server. After
-// some minutes, it returns nil. The caller then calls it again, so that the machines are listed
-// again. The service account needs the verbs list and watch for nodes.
+// some minutes, it returns nil, and the caller calls it again. The service account needs the verbs
+// list and watch for nodes.
 func (c *Client) WatchMachines(ctx context.Context, f func(closed map[string]string) error) error {
 	closed, version, err := c.listMachines(ctx)
 	if err != nil {

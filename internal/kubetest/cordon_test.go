@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// awaitNode waits until `stagecoach node list` shows the node of a machine with a status. It returns
-// the node's name.
+// awaitNode waits until `stagecoach node list` shows the node of a machine with a status. It
+// returns the node's name.
 func (i *installed) awaitNode(machine, status string) (name string) {
 	i.t.Helper()
 	i.Await(fmt.Sprintf("the node of %s to be %q", machine, status), func() (string, bool) {
