@@ -1,6 +1,6 @@
-// Package kube asks the API server of Kubernetes from inside a pod. It reads and writes Secrets,
-// and follows which machines take no new work. It uses the pod's service account, and needs no
-// library of Kubernetes.
+// Package kube reads and writes objects of Kubernetes from inside a pod: Secrets and Pods. It also
+// follows which machines take no new work. It talks to the API server with the pod's service
+// account, and needs no library of Kubernetes.
 package kube
 
 import (
@@ -14,7 +14,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -70,23 +69,22 @@ func New(base, account string) (*Client, error) {
 	return &Client{base, account, &http.Client{Transport: transport}}, nil
 }
 
-// request is a request to the API server.
-type request struct {
-	method, path string
-	query        url.Values
-	kind         string // Content-Type of the body
-	body         []byte
-}
+// mergePatch is the content type of a patch in the form of RFC 7386.
+const mergePatch = "application/merge-patch+json"
 
-// do sends a request, and returns the answer's body.
-func (c *Client) do(ctx context.Context, r request) ([]byte, error) {
+// do sends a request for a path of the API server, and returns the answer's body.
+func (c *Client) do(ctx context.Context, method, path, kind string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	resp, err := c.send(ctx, r)
+	resp, err := c.send(ctx, method, path, kind, body)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
+	return readAnswer(resp)
+}
+
+func readAnswer(resp *http.Response) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err == nil && len(b) > maxAnswer {
 		err = fmt.Errorf("an answer of more than %d bytes", maxAnswer)
@@ -94,42 +92,51 @@ func (c *Client) do(ctx context.Context, r request) ([]byte, error) {
 	return b, err
 }
 
-// send sends a request. The caller closes the body of the answer, whose status is 200.
-func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+// send sends a request for a path of the API server. If there is no error, the caller closes the
+// answer's body.
+func (c *Client) send(ctx context.Context, method, path, kind string, body []byte) (*http.Response, error) {
 	token, err := os.ReadFile(filepath.Join(c.account, "token"))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoPod, err)
 	}
-	at := c.base + r.path
-	if len(r.query) > 0 {
-		at += "?" + r.query.Encode()
-	}
-	req, err := http.NewRequestWithContext(ctx, r.method, at, bytes.NewReader(r.body))
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	req.Header.Set("Accept", "application/json")
-	if r.kind != "" {
-		req.Header.Set("Content-Type", r.kind)
+	if kind != "" {
+		req.Header.Set("Content-Type", kind)
 	}
 	resp, err := c.http.Do(req)
+	if err != nil || resp.StatusCode >= 200 && resp.StatusCode <= 299 {
+		return resp, err
+	}
+	defer resp.Body.Close()
+	b, err := readAnswer(resp)
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode != http.StatusOK {
-		defer resp.Body.Close()
-		b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-		if err != nil {
-			return nil, err
-		}
-		return nil, refusal(resp.StatusCode, b)
-	}
-	return resp, nil
+	return nil, refusal(resp.StatusCode, b)
 }
 
-// refusal returns the error in an answer. The API server says which verb and resource a service
-// account lacks.
+// Refused is an answer of the API server that is no success. Its message says which verb and
+// resource a service account lacks, or why an object is not accepted.
+type Refused struct {
+	Status  int // of HTTP
+	Message string
+}
+
+// Error implements error.
+func (e *Refused) Error() string { return fmt.Sprintf("status %d: %s", e.Status, e.Message) }
+
+// NotFound reports whether an error says that an object does not exist.
+func NotFound(err error) bool {
+	var refused *Refused
+	return errors.As(err, &refused) && refused.Status == http.StatusNotFound
+}
+
+// refusal returns the error in an answer.
 func refusal(code int, body []byte) error {
 	var status struct {
 		Message string `json:"message"`
@@ -137,5 +144,5 @@ func refusal(code int, body []byte) error {
 	if json.Unmarshal(body, &status) != nil || status.Message == "" {
 		status.Message = http.StatusText(code)
 	}
-	return fmt.Errorf("status %d: %s", code, status.Message)
+	return &Refused{code, status.Message}
 }

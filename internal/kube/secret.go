@@ -21,11 +21,11 @@ func ParseSecret(text string) (Secret, error) {
 	return Secret{namespace, name}, nil
 }
 
-func (s Secret) String() string { return s.Namespace + "/" + s.Name }
-
 func (s Secret) path() string {
 	return "/api/v1/namespaces/" + url.PathEscape(s.Namespace) + "/secrets/" + url.PathEscape(s.Name)
 }
+
+func (s Secret) String() string { return s.Namespace + "/" + s.Name }
 
 // secretObject is the part of a Secret that this package uses.
 type secretObject struct {
@@ -34,7 +34,7 @@ type secretObject struct {
 
 // Value returns the value of a key; nil: the Secret does not have the key.
 func (c *Client) Value(ctx context.Context, s Secret, key string) ([]byte, error) {
-	b, err := c.do(ctx, request{method: http.MethodGet, path: s.path()})
+	b, err := c.do(ctx, http.MethodGet, s.path(), "", nil)
 	var o secretObject
 	if err == nil {
 		err = json.Unmarshal(b, &o)
@@ -49,7 +49,7 @@ func (c *Client) Value(ctx context.Context, s Secret, key string) ([]byte, error
 func (c *Client) SetValue(ctx context.Context, s Secret, key string, value []byte) error {
 	b, err := json.Marshal(secretObject{map[string][]byte{key: value}})
 	if err == nil {
-		_, err = c.do(ctx, request{method: http.MethodPatch, path: s.path(), kind: "application/merge-patch+json", body: b})
+		_, err = c.do(ctx, http.MethodPatch, s.path(), mergePatch, b)
 	}
 	if err != nil {
 		return fmt.Errorf("kube: patch secret %s: %w", s, err)

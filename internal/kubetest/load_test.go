@@ -9,9 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-
-	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -39,7 +36,7 @@ func TestLoad(t *testing.T) {
 	}
 	c := Start(t, Options{Nodes: 3})
 	volumes(c, 6)
-	i := install(t, c, "--set", "image.repository="+strings.TrimSuffix(withORT(c), ":1"), "--set", "keysManager.ort="+ortPath, "--set", "gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
+	i := install(t, c, "--set", "keysManager.ort="+ortPath, "--set", "gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
 	for _, name := range []string{"noop", "wait", "ocr-detect", "ocr-recognise", "ocr-text"} {
 		i.stage(name)
 	}
@@ -102,7 +99,7 @@ func (i *installed) stage(name string) {
 	if err != nil {
 		i.t.Fatal(err)
 	}
-	i.image("stagecoach/"+name+":0.1.0", files, v1.Config{Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion}})
+	i.Stage("stagecoach/"+name+":0.1.0", files)
 }
 
 // deploy deploys the functions of a stack file, with the images of the cluster's registry.

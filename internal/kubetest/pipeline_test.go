@@ -12,24 +12,11 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
-	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // ortPath is where an image has ONNX Runtime.
 const ortPath = "/usr/lib/stagecoach/libonnxruntime.so.1"
-
-// withORT pushes an image of Stagecoach with ONNX Runtime, and returns its name.
-func withORT(c *Cluster) string {
-	files := map[string]string{
-		"/bin/stagecoach": proctest.Built(c.t, "bin", "stagecoach"), "/bin/stagecoach-init": proctest.Built(c.t, "bin", "stagecoach-init"),
-		ortPath: proctest.Built(c.t, "ort", "libonnxruntime.so.1"), "/lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2",
-	}
-	for _, lib := range []string{"libc.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1"} {
-		files["/lib/x86_64-linux-gnu/"+lib] = "/lib/x86_64-linux-gnu/" + lib
-	}
-	return c.Image("load:1", files, "/bin/stagecoach")
-}
 
 // request sends a request to the gateway, and returns the answer with status 200.
 func (i *installed) request(method, path string, body []byte) []byte {
@@ -83,9 +70,9 @@ func (i *installed) timeline(function string) (all schema.Timeline) {
 	return all
 }
 
-// scale changes the number of a function's replicas, and waits until that many are ready. It
+// scaleTo changes the number of a function's replicas, and waits until that many are ready. It
 // returns how long that took from the first order to the last ready replica.
-func (i *installed) scale(function string, replicas int) time.Duration {
+func (i *installed) scaleTo(function string, replicas int) time.Duration {
 	i.t.Helper()
 	begun := time.Now()
 	i.request(http.MethodPost, "/system/scale-function/"+function, fmt.Appendf(nil, `{"serviceName": %q, "replicas": %d}`, function, replicas))
@@ -110,11 +97,11 @@ func (i *installed) scale(function string, replicas int) time.Duration {
 func (i *installed) burst(t *testing.T) {
 	t.Helper()
 	for _, what := range []string{"parameters are on the disks of no machine", "parameters are in the memory of all machines"} {
-		t.Logf("0 to 20 replicas, %s: %v from the first order to the last ready replica", what, i.scale("burst", 20).Round(time.Millisecond))
-		i.scale("burst", 0)
+		t.Logf("0 to 20 replicas, %s: %v from the first order to the last ready replica", what, i.scaleTo("burst", 20).Round(time.Millisecond))
+		i.scaleTo("burst", 0)
 		begun := time.Now()
 		i.request(http.MethodPost, "/function/burst", []byte("hello"))
 		t.Logf("from zero: an answer after %v", time.Since(begun).Round(time.Millisecond))
-		i.scale("burst", 0)
+		i.scaleTo("burst", 0)
 	}
 }
