@@ -92,7 +92,7 @@ func (c *Client) WatchMachines(ctx context.Context, f func(closed map[string]str
 	if err := f(maps.Clone(closed)); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, watchFor+time.Minute) // the API server ends the watch earlier
+	ctx, cancel := context.WithTimeout(ctx, watchFor+time.Minute) // the server ends the watch earlier
 	defer cancel()
 	q := url.Values{"watch": {"true"}, "resourceVersion": {version}, "timeoutSeconds": {strconv.Itoa(int(watchFor.Seconds()))}}
 	resp, err := c.send(ctx, http.MethodGet, "/api/v1/nodes?"+q.Encode(), "", nil)
