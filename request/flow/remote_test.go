@@ -302,7 +302,14 @@ func TestTasksGivenBackEarly(t *testing.T) {
 	}
 	r, invoke := remoteRig(t, o, false)
 	done := invoke()
-	proctest.Until(t, "the task to be sent again", func() bool { return r.remoteSent() > 1 })
+	proctest.Until(t, "the task to be sent again", func() bool {
+		select {
+		case terr := <-done:
+			t.Fatalf("got %+v before there is another owner", terr)
+		default:
+		}
+		return r.remoteSent() > 1
+	})
 	o.move("y", nil)
 	if terr := <-done; terr != nil {
 		t.Errorf("got %+v, want the answer of y", terr)
