@@ -75,7 +75,8 @@ func volumes(c *Cluster, n int) {
 	var all strings.Builder
 	for k := range n {
 		path := filepath.Join(c.dir, fmt.Sprint("volume-", k))
-		if err := errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, 0o777)); err != nil { //nolint:gosec // for pods
+		//nolint:gosec // pods choose their user
+		if err := errors.Join(os.Mkdir(path, 0o700), os.Chmod(path, 0o777)); err != nil {
 			c.t.Fatal(err)
 		}
 		fmt.Fprintf(&all, `---

@@ -136,8 +136,8 @@ const (
 	InputLost
 )
 
-// OwnerEnds is the message of an Unavailable reply whose sender, the owner of the function, ends with
-// its process. No replica has had the task.
+// OwnerEnds is the message of an Unavailable reply of an owner that ends with its process. If the
+// reply names no replica, none has had the task.
 const OwnerEnds = "the dispatcher shuts down"
 
 // DropReason says why a policy dropped a task. Values are short, so that they fit a header and a
