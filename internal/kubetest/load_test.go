@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -20,13 +21,16 @@ functions:
   noop: {image: stagecoach/noop:0.1.0, labels: {com.openfaas.scale.min: "3", com.openfaas.scale.max: "3"}}
   hold:
     image: stagecoach/wait:0.1.0
-    labels: {com.openfaas.scale.min: "6", com.openfaas.scale.max: "6"}
+    labels: {com.openfaas.scale.min: "6", com.openfaas.scale.max: "6"} # as holds says
     environment: {wait_mean: 20ms}
   burst:
     image: stagecoach/wait:0.1.0
     labels: {com.openfaas.scale.min: "0", com.openfaas.scale.max: "20", com.openfaas.scale.zero: "true"}
     environment: {wait_mean: 1ms, STAGECOACH_MODEL: model/rec.onnx}
 `
+
+// holds is how many replicas the function hold has.
+const holds = 6
 
 // TestLoad changes a cluster while requests come: it drains a machine, deletes pods and rolls all
 // of them. No request may fail that a client tries twice, and no async request may be lost.
@@ -36,7 +40,7 @@ func TestLoad(t *testing.T) {
 	}
 	c := Start(t, Options{Nodes: 3})
 	volumes(c, 6)
-	i := install(t, c, "--set", "keysManager.ort="+ortPath, "--set", "gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
+	i := install(t, c, "--set", "keysManager.ort="+ortPath, "--set", "keysManager.drain=40s,gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
 	for _, name := range []string{"noop", "wait", "ocr-detect", "ocr-recognise", "ocr-text"} {
 		i.stage(name)
 	}
@@ -56,9 +60,13 @@ func TestLoad(t *testing.T) {
 	i.under(t, "a machine is drained", 10000, back, func() { i.drain() })
 	c.Took("load and a drain")
 	i.under(t, "a pod of each kind is deleted", 2000, back, func() {
-		for component, n := range map[string]int{"keysmanager": 3, "control": 3, "nats": 3} {
-			i.deletePod(component, n)
+		begun := time.Now()
+		i.deletePod("keysmanager", 3)
+		if least := i.least("hold", holds, begun); least < holds {
+			t.Errorf("%d of %d replicas were ready while a daemon ended, want replacements first", least, holds)
 		}
+		i.deletePod("control", 3)
+		i.deletePod("nats", 3)
 	})
 	c.Took("load and deleted pods")
 	i.under(t, "all pods are replaced", 10000, back, func() {

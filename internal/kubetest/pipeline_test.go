@@ -70,6 +70,26 @@ func (i *installed) timeline(function string) (all schema.Timeline) {
 	return all
 }
 
+// least returns the smallest number of a function's ready replicas since begun, when n were ready.
+// The leader must be the same since then.
+func (i *installed) least(function string, n int, begun time.Time) int {
+	i.t.Helper()
+	ready, least := n, n
+	for _, e := range i.timeline(function).Events {
+		if e.At.Before(begun) {
+			continue
+		}
+		switch e.Kind {
+		case schema.Ready:
+			ready++
+		case "draining", "lost":
+			ready--
+			least = min(least, ready)
+		}
+	}
+	return least
+}
+
 // scaleTo changes the number of a function's replicas, and waits until that many are ready. It
 // returns how long that took from the first order to the last ready replica.
 func (i *installed) scaleTo(function string, replicas int) time.Duration {
