@@ -419,7 +419,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	d.stopped = true
 	d.log.Info("draining", "at most", d.cfg.drain)
-	d.server.Leave()
+	d.server.Leave(d.cfg.drain > 0)
 	d.drain(done)
 	end()
 	<-done
@@ -427,10 +427,13 @@ func (d *daemon) run(ctx context.Context) error {
 }
 
 // drain waits until no replica is left, and nobody needs an item that this node keeps. It waits for
-// at most --drain, unless done comes first.
+// at most --drain, unless done comes first. For the first half of that time, replicas may wait for
+// their replacements on other nodes. The second half is for the calls that then still run.
 func (d *daemon) drain(done <-chan struct{}) {
 	limit := time.NewTimer(d.cfg.drain)
 	defer limit.Stop()
+	half := time.AfterFunc(d.cfg.drain/2, func() { d.server.Leave(false) })
+	defer half.Stop()
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {
