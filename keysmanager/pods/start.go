@@ -51,7 +51,9 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 		return nil, err
 	}
 	p := &process{of: r}
-	if p.pod, err = r.cfg.Cluster.CreatePod(ctx, r.pod(c, namespace)); err != nil {
+	wanted := r.pod(c, namespace)
+	wanted.Metadata.Owners = r.ownersOf(ctx, c, namespace)
+	if p.pod, err = r.cfg.Cluster.CreatePod(ctx, wanted); err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
