@@ -105,6 +105,24 @@ func (s *Server) Delete(path string) {
 	s.remove(path)
 }
 
+// Await waits until the object at a path is as ok says; nil: there is none.
+func (s *Server) Await(t testing.TB, path string, ok func(Object) bool) {
+	t.Helper()
+	for {
+		s.mu.Lock()
+		o, changes := s.objects[path], s.changes
+		s.mu.Unlock()
+		if ok(o) {
+			return
+		}
+		select {
+		case <-changes:
+		case <-t.Context().Done():
+			t.Fatalf("%s is %v", path, o)
+		}
+	}
+}
+
 // Forget makes watches begin again: the server forgets all changes so far.
 func (s *Server) Forget() {
 	s.mu.Lock()
@@ -116,7 +134,7 @@ func (s *Server) Forget() {
 
 func (s *Server) put(path string, o Object) Object {
 	s.version++
-	o = clone(o)
+	o = Clone(o)
 	meta, _ := o["metadata"].(Object)
 	if meta == nil {
 		meta = Object{}
@@ -156,8 +174,8 @@ func (s *Server) note() {
 	s.changes = make(chan struct{})
 }
 
-// clone returns a copy in the types of JSON.
-func clone(o Object) (out Object) {
+// Clone returns a copy in the types of JSON.
+func Clone(o Object) (out Object) {
 	b, err := json.Marshal(o)
 	if err == nil {
 		err = json.Unmarshal(b, &out)
@@ -260,7 +278,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, verb, path strin
 	case verb == "get":
 		_ = json.NewEncoder(w).Encode(o)
 	case verb == "patch" && r.Header.Get("Content-Type") == "application/merge-patch+json":
-		_ = json.NewEncoder(w).Encode(s.put(path, merge(clone(o), sent)))
+		_ = json.NewEncoder(w).Encode(s.put(path, merge(Clone(o), sent)))
 	case verb == "delete":
 		conditions, _ := sent["preconditions"].(Object)
 		if uid := conditions["uid"]; uid != nil && uid != o["metadata"].(Object)["uid"] {

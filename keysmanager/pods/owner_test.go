@@ -20,7 +20,8 @@ func TestOwner(t *testing.T) {
 	}
 	var log bytes.Buffer
 	r := &Runtime{cfg: Config{Cluster: client, Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	c := sandbox.Command{Labels: map[string]string{sandbox.LabelFunction: "f.ns"}}
+	var c sandbox.Command
+	c.Labels = map[string]string{sandbox.LabelFunction: "f.ns"}
 	if got := r.ownersOf(t.Context(), c, "ns"); got != nil || log.Len() > 0 {
 		t.Errorf("without a ConfigMap: owners %v, log %q", got, &log)
 	}

@@ -44,7 +44,8 @@ type ObjectsConfig struct {
 // owns the function's pods, so Kubernetes deletes them if it is gone. Its methods are safe for
 // concurrent use.
 type Objects struct {
-	cfg ObjectsConfig
+	cfg   ObjectsConfig
+	pause time.Duration // againAfter
 
 	mu      sync.Mutex
 	due     map[pipeline.Key]time.Time // objects to look at, and when
@@ -56,7 +57,7 @@ type Objects struct {
 
 // NewObjects returns Objects, which does nothing until [Objects.Run].
 func NewObjects(cfg ObjectsConfig) *Objects {
-	return &Objects{cfg: cfg, due: map[pipeline.Key]time.Time{}, there: map[pipeline.Key]bool{}, logged: map[pipeline.Key]time.Time{}, changed: make(chan struct{})}
+	return &Objects{cfg: cfg, pause: againAfter, due: map[pipeline.Key]time.Time{}, there: map[pipeline.Key]bool{}, logged: map[pipeline.Key]time.Time{}, changed: make(chan struct{})}
 }
 
 // Selector returns the selector of a cluster's objects.
@@ -175,7 +176,7 @@ func (o *Objects) work(ctx context.Context) {
 		switch at := o.due[key]; {
 		case at.After(begun): // due again meanwhile
 		case again || err != nil:
-			o.due[key] = time.Now().Add(againAfter)
+			o.due[key] = time.Now().Add(o.pause)
 		default:
 			delete(o.due, key)
 		}
