@@ -286,11 +286,12 @@ func (d *daemon) openNetworks() (networks, error) {
 }
 
 // openGroups opens the cgroups of replicas. Pods have those of the kubelet.
-func (d *daemon) openGroups() (keysmanager.Groups, func()) {
+func (d *daemon) openGroups() (groups keysmanager.Groups, done func(), err error) {
 	if d.cfg.runtime.Name == runtimePod {
-		return nil, func() {}
+		return d.cfg.runtime.pods.openGroups(d.log)
 	}
-	return openGroups(d.cfg.node, d.cfg.state, d.log)
+	groups, done = openGroups(d.cfg.node, d.cfg.state, d.log)
+	return groups, done, nil
 }
 
 // openKeys creates the KeysManager, which adopts the processes of an earlier one.
@@ -319,8 +320,11 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return fmt.Errorf("--devices: %w", err)
 	}
 	d.onClose(done)
-	groups, done := d.openGroups()
-	d.onClose(done)
+	groups, undo, err := d.openGroups()
+	if err != nil {
+		return err
+	}
+	d.onClose(undo)
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: found, ORT: d.cfg.ort,
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: d.cfg.runtime.watchdog(nodeID(d.cfg.node, d.cfg.state)), Warden: processes, Accounts: users.forKeys(), Devices: devices,

@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/pods"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -52,6 +54,43 @@ func (c *podsConfig) arguments() (out []string) {
 		}
 	}
 	return out
+}
+
+// openGroups returns what resizes pods.
+func (c *podsConfig) openGroups(log *slog.Logger) (keysmanager.Groups, func(), error) {
+	client, err := kube.InPod()
+	if err != nil {
+		return nil, nil, fmt.Errorf("runtime pod: %w", err)
+	}
+	return podGroups{pods.NewGroups(pods.GroupsConfig{Cluster: client, Namespaces: parts(c.namespaces), Cores: runtime.NumCPU(), Log: log})}, func() {}, nil
+}
+
+// podGroups gives a KeysManager shares of pods in place of cgroups.
+type podGroups struct{ *pods.Groups }
+
+type podGroup struct{ *pods.Share }
+
+// Create implements keysmanager.Groups.
+func (g podGroups) Create(name, function string, l keysmanager.GroupLimits) (keysmanager.Group, error) {
+	share, err := g.Groups.Create(name, function, pods.Limits{Memory: l.Memory, Watched: l.Platform > 0})
+	if err != nil {
+		return nil, err
+	}
+	return podGroup{share}, nil
+}
+
+// Adopt implements keysmanager.Groups. Pods end with the daemon, so there is nothing to adopt.
+func (podGroups) Adopt(name string) (keysmanager.Group, error) {
+	return nil, fmt.Errorf("group %s: pods do not outlive their daemon", name)
+}
+
+// Retain implements keysmanager.Groups.
+func (podGroups) Retain([]string) error { return nil }
+
+// Usage implements keysmanager.Group.
+func (g podGroup) Usage() (keysmanager.GroupUsage, error) {
+	u := g.Share.Usage()
+	return keysmanager.GroupUsage{CPU: u.CPU, Memory: u.Memory}, nil
 }
 
 // open opens the runtime of a node, or of one of the node's watchdogs.

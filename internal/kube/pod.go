@@ -203,20 +203,22 @@ func (c *Client) ResizePod(ctx context.Context, namespace, name, container strin
 	return out, nil
 }
 
-// Resized reports whether the kubelet has made the last change of a pod's resources. The error says
-// why the kubelet does not make it, at least for now.
-func (p Pod) Resized() (bool, error) {
-	done := p.Status.Observed == 0 || p.Status.Observed >= p.Metadata.Generation
+// Resized reports whether the kubelet has made the change of a pod's resources that has led to a
+// generation of the pod. The error says why the kubelet does not make it, at least for now.
+func (p Pod) Resized(generation int64) (bool, error) {
+	if p.Status.Observed < generation { // always so in a cluster that is too old to say
+		return false, nil
+	}
 	for _, c := range p.Status.Conditions {
 		switch {
 		case c.Status != "True":
 		case c.Type == "PodResizePending":
 			return false, fmt.Errorf("the kubelet does not resize pod %s: %s: %s", p.Metadata.Name, c.Reason, c.Message)
 		case c.Type == "PodResizeInProgress":
-			done = false
+			return false, nil
 		}
 	}
-	return done, nil
+	return true, nil
 }
 
 // Trouble says why a pod does not run; empty: nothing is known to be wrong. final reports that it

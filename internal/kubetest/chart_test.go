@@ -70,10 +70,7 @@ func install(t *testing.T, c *Cluster, more ...string) *installed {
 		}
 		return path
 	}
-	image := c.Image("stagecoach:1", map[string]string{
-		"/bin/stagecoach": proctest.Built(t, "bin", "stagecoach"), "/bin/stagecoach-init": proctest.Built(t, "bin", "stagecoach-init"),
-		"/lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6": "/lib/x86_64-linux-gnu/libc.so.6",
-	}, "/bin/stagecoach")
+	image := c.Image("stagecoach:1", platform(t), "/bin/stagecoach")
 	nats := c.Image("nats:1", map[string]string{"/nats-server": program(t, dir, "nats-server", "github.com/nats-io/nats-server/v2")}, "/nats-server")
 	c.Image("upper:1", map[string]string{"/upper": program(t, dir, "upper", write("upper.go", upper))}, "/upper")
 	c.Took("images")
@@ -96,6 +93,16 @@ func install(t *testing.T, c *Cluster, more ...string) *installed {
 // stagecoach runs a command on a node.
 func (i *installed) stagecoach(args ...string) string {
 	i.t.Helper()
+	out, err := i.try(args...)
+	if err != nil {
+		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// try runs a command on a node, which may fail.
+func (i *installed) try(args ...string) (string, error) {
+	i.t.Helper()
 	cmd := i.Nodes[0].machine.Command(proctest.Built(i.t, "bin", "stagecoach"), args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -104,10 +111,7 @@ func (i *installed) stagecoach(args ...string) string {
 	if err == nil {
 		err = cmd.Wait()
 	}
-	if err != nil {
-		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, &out)
-	}
-	return out.String()
+	return out.String(), err
 }
 
 // call calls the function, and returns what it answers, or the error.

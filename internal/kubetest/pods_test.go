@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,21 +23,48 @@ func (i *installed) ask(function, body string) string {
 	return fmt.Sprint(resp.StatusCode, " ", string(b), err)
 }
 
+// platform returns the files of an image of Stagecoach, by their paths in it: the built programs,
+// ONNX Runtime, and the libraries of this machine that they need.
+func platform(t *testing.T) map[string]string {
+	t.Helper()
+	const onnx = "/usr/lib/stagecoach/libonnxruntime.so.1"
+	files := map[string]string{
+		"/bin/stagecoach": proctest.Built(t, "bin", "stagecoach"), "/bin/stagecoach-init": proctest.Built(t, "bin", "stagecoach-init"),
+		"/lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2", onnx: proctest.Built(t, "ort", "libonnxruntime.so.1"),
+	}
+	for _, program := range []string{files["/bin/stagecoach"], files[onnx]} {
+		out, err := exec.Command("ldd", program).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if f := strings.Fields(line); len(f) > 2 && f[1] == "=>" {
+				files[f[2]] = f[2]
+			}
+		}
+	}
+	return files
+}
+
 // TestPods runs functions in pods of their own.
 func TestPods(t *testing.T) {
 	gate(t)
 	c := Start(t, Options{Nodes: 2})
 	c.Kubectl("create", "namespace", "openfaas-fn")
 	c.Kubectl("label", "namespace", "openfaas-fn", "pod-security.kubernetes.io/enforce=restricted")
-	i := install(t, c, "--set", "keysManager.runtime=pod")
+	i := install(t, c, "--set", "keysManager.runtime=pod,keysManager.ort=/usr/lib/stagecoach/libonnxruntime.so.1,keysManager.logLevel=debug")
 	noop := c.Stage("noop:1", map[string]string{"/stage": proctest.Built(t, "functions", "noop")})
+	model := c.Stage("model:1", map[string]string{"/stage": proctest.Built(t, "functions", "onnx"), "/model.onnx": proctest.Built(t, "models", "minilm", "whole.onnx")}, "STAGECOACH_MODEL=model.onnx")
 	stack := filepath.Join(i.dir, "stack.yml")
-	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  noop: {image: %q, labels: {com.openfaas.scale.min: \"2\"}}\n", noop)
+	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  noop: {image: %q, labels: {com.openfaas.scale.min: \"2\"}}\n  model: {image: %q, labels: {com.openfaas.scale.min: \"4\"}, limits: {memory: 200Mi, cpu: 500m}}\n", noop, model)
 	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Log(i.stagecoach("deploy", "-f", stack, "--wait"))
 	t.Log(i.stagecoach("describe", "noop"))
+	t.Log(i.stagecoach("describe", "model"))
+	t.Log(c.Kubectl("logs", "-n", "faas", "-l", "app.kubernetes.io/component=keysmanager", "--tail=-1", "--prefix"))
+	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.generation} {.status.observedGeneration} {.spec.containers[0].resources} {.status.containerStatuses[0].resources} {.status.conditions}{"\n"}{end}`))
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide", "--show-labels"))
 	t.Log(i.ask("noop", "hello"))
 }

@@ -1,5 +1,5 @@
-// Package pods is a sandbox.Runtime whose processes are in pods of Kubernetes. A pod is made for each
-// Command: for a zygote, whose forks live inside it, for a stage that has no zygote, and for a
+// Package pods is a sandbox.Runtime whose processes are in pods of Kubernetes. A pod is made for
+// each Command: for a zygote, whose forks live inside it, for a stage that has no zygote, and for a
 // program of a watchdog. So a function has a pod per node, with all of its replicas there, or a pod
 // per replica.
 //

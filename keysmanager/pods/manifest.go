@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
@@ -38,7 +39,7 @@ const grace = 30
 
 // The first resources of a pod. A pod that has requests without limits can get limits later,
 // because that does not change its class of service.
-var firstRequests = map[string]string{"cpu": "10m", "memory": "32Mi"}
+var firstRequests = map[string]string{"cpu": "10m", "memory": strconv.Itoa(ownMemory)}
 
 // label returns a command's label, or that of all commands.
 func (r *Runtime) label(c sandbox.Command, name string) string {
@@ -56,11 +57,16 @@ func labelValue(text string) string {
 	return strings.Trim(clean[:min(len(clean), 63)], "-_.")
 }
 
-// podName returns a name that says which function a pod is of. No other pod has it.
-func podName(function string) string {
-	const most = 63 - 11
+// podName returns a name that says which function a pod is of. No other pod has it. entry is the
+// unique name of its process on the node, or empty: then another pod may have the same function.
+func podName(function, entry string) string {
+	const most, random = 63 - 11, 10
 	name := strings.TrimRight(function[:min(len(function), most)], "-")
-	return name + "-" + strings.ToLower(rand.Text()[:10])
+	own := strings.ToLower(entry[strings.LastIndexByte(entry, '-')+1:])
+	if len(own) < random {
+		own = strings.ToLower(rand.Text())
+	}
+	return name + "-" + own[:random]
 }
 
 // pod returns the pod of a command.
@@ -70,7 +76,7 @@ func (r *Runtime) pod(c sandbox.Command, namespace string) kube.Pod {
 	no, seconds := false, int64(grace)
 	p := kube.Pod{
 		Metadata: kube.Meta{
-			Name: podName(function), Namespace: namespace, Annotations: map[string]string{annoImage: r.label(c, sandbox.LabelImage)},
+			Name: podName(function, c.Labels[sandbox.LabelEntry]), Namespace: namespace, Annotations: map[string]string{annoImage: r.label(c, sandbox.LabelImage)},
 			Labels: map[string]string{LabelFunction: labelValue(function), LabelMachine: r.cfg.Machine, LabelReplica: labelValue(r.label(c, sandbox.LabelReplica)), labelOwner: r.owner, labelManaged: "stagecoach"},
 		},
 		Spec: kube.PodSpec{
@@ -97,7 +103,7 @@ func (r *Runtime) pod(c sandbox.Command, namespace string) kube.Pod {
 	return p
 }
 
-// ownImage makes a pod run the image of its function. An init container brings our first program.
+// ownImage makes a pod run the image of its function. An init container adds our first program.
 func (r *Runtime) ownImage(c sandbox.Command, p *kube.Pod, main *kube.Container, run kube.Mount) {
 	program := filepath.Join(entry.Folder, "init")
 	main.Image, main.Command = r.label(c, sandbox.LabelImage), []string{program, entry.PodCommand}
@@ -149,8 +155,8 @@ func restricted() map[string]any {
 	return map[string]any{"allowPrivilegeEscalation": false, "capabilities": map[string]any{"drop": []string{"ALL"}}}
 }
 
-// onMachine returns the affinity of a pod that may run on one machine alone. So kube-scheduler still
-// checks quotas, taints and free resources.
+// onMachine returns the affinity of a pod that may run on one machine alone. So kube-scheduler
+// still checks quotas, taints and free resources.
 func onMachine(name string) any {
 	type list = []any
 	return map[string]any{"nodeAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{"nodeSelectorTerms": list{

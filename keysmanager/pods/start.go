@@ -119,7 +119,8 @@ func (p *process) connect(ctx context.Context) (init int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := os.Chmod(filepath.Join(folder, entry.Socket), 0o666); err != nil { // only the pod has the folder
+	// Any user of the pod may connect, and nobody else has the folder.
+	if err := os.Chmod(filepath.Join(folder, entry.Socket), 0o666); err != nil {
 		l.Close()
 		return 0, err
 	}
