@@ -178,7 +178,11 @@ func (r *Registry) NotFound(what string, key pipeline.Key) error {
 
 func (r *Registry) noNamespace(name string) error {
 	if r.Outside != nil {
-		return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s, want one of: %s; %w", quote(name), some(r.namespaceNames()), r.Outside.Admit(name)))
+		err := fmt.Errorf("no namespace %s, want one of: %s", quote(name), some(r.namespaceNames()))
+		if why := r.Outside.Admit(name); why != nil {
+			err = fmt.Errorf("%w; %w", err, why)
+		}
+		return refuse(http.StatusNotFound, err)
 	}
 	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s, want one of: %s; or deploy a function there, which creates it", quote(name), some(r.namespaceNames())))
 }
