@@ -82,8 +82,8 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// Answer returns a function in the form of the API, without the state of its replicas. The values of
-// its secrets are not in it.
+// Answer returns a function in the form of the API, without the state of its replicas. The values
+// of its secrets are not in it.
 func (d *Deployed) Answer() types.FunctionStatus {
 	f := &d.Deployment
 	return types.FunctionStatus{

@@ -23,8 +23,8 @@ func (o outsideNames) Admit(name string) error {
 	return nil
 }
 
-// TestNamespacesOutside checks that functions and secrets are only in namespaces that something else
-// makes, that the API does not change these, and that earlier functions of others stay.
+// TestNamespacesOutside checks that functions and secrets are only in namespaces that something
+// else makes, that the API does not change these, and that earlier functions of others stay.
 func TestNamespacesOutside(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.keep("old", "team-b")

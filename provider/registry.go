@@ -18,8 +18,8 @@ import (
 // Registry holds the present deployments, as the store's watch reports them. Reading takes no lock.
 // The cost of a change depends only on the function and its pipelines.
 type Registry struct {
-	// Outside has the namespaces, if something else than the API makes them; nil: nothing does. It is
-	// set before the first request.
+	// Outside has the namespaces, if something else than the API makes them; nil: nothing does. It
+	// is set before the first request.
 	Outside Outside
 
 	log  *slog.Logger

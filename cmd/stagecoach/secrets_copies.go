@@ -41,7 +41,7 @@ type secretGate struct {
 // NATS inside, there are no others.
 func openSecretCopies(ctx context.Context, u *up) error {
 	followKube(u)
-	if !u.leading.outside() || u.leading.kube.secrets != nil { // Kubernetes shows all of them the same ones
+	if !u.leading.outside() || u.leading.kube.secrets != nil { // Kubernetes has them for all
 		return nil
 	}
 	if u.nodes.shared == nil {

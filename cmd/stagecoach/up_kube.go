@@ -28,13 +28,13 @@ import (
 
 // KubernetesConfig configures what a control plane in a pod keeps in Kubernetes.
 type KubernetesConfig struct {
-	// Namespaces of functions, which are namespaces of Kubernetes; empty: functions have nothing to do
-	// with Kubernetes.
+	// Namespaces of functions, which are namespaces of Kubernetes; empty: functions have nothing to
+	// do with Kubernetes.
 	Namespaces []string `yaml:"namespaces"`
 	Secrets    bool     `yaml:"secrets"` // secrets of functions are Secrets
-	Objects    bool     `yaml:"objects"` // each function has a ConfigMap, which owns the function's pods
-	// Functions may only be in those of Namespaces that have the annotation openfaas: "1", and in the
-	// default one.
+	Objects    bool     `yaml:"objects"` // each function has a ConfigMap, which owns its pods
+	// Functions may only be in those of Namespaces that have the annotation openfaas: "1", and in
+	// the default one.
 	OptIn bool `yaml:"optIn"`
 }
 

@@ -64,7 +64,8 @@ func (o Objects) String() string {
 type Follower struct {
 	// Listed gets all objects: at first, and again every few minutes.
 	Listed func(ctx context.Context, all []Meta) error
-	// Changed gets an object after a change. It is gone if it was deleted, or is not selected any more.
+	// Changed gets an object after a change. It is gone if it was deleted, or is not selected any
+	// more.
 	Changed func(ctx context.Context, m Meta, gone bool) error
 	// Failed gets each error before a pause. Then the objects are listed again.
 	Failed func(error)
@@ -107,7 +108,8 @@ func (c *Client) follow(ctx context.Context, of Objects, f Follower) (listed boo
 	if err := f.Listed(ctx, all); err != nil {
 		return false, err
 	}
-	watch, cancel := context.WithTimeout(ctx, followFor+time.Minute) // the API server ends the watch earlier
+	// The API server ends the watch earlier.
+	watch, cancel := context.WithTimeout(ctx, followFor+time.Minute)
 	defer cancel()
 	q := url.Values{"watch": {"true"}, "resourceVersion": {version}, "timeoutSeconds": {strconv.Itoa(int(followFor.Seconds()))}}
 	if of.Selector != "" {

@@ -55,8 +55,8 @@ func (c *Client) patchObject(ctx context.Context, of Objects, name string, patch
 	return nil
 }
 
-// deleteObject deletes the object with this uid. An object that does not exist is no error. An error
-// for which [Conflict] is true says that another object has the name now.
+// deleteObject deletes the object with this uid. An object that does not exist is no error. An
+// error for which [Conflict] is true says that another object has the name now.
 func (c *Client) deleteObject(ctx context.Context, of Objects, name, uid string) error {
 	body := fmt.Appendf(nil, `{"apiVersion":"v1","kind":"DeleteOptions","propagationPolicy":"Background","preconditions":{"uid":%q}}`, uid)
 	_, err := c.do(ctx, request{method: http.MethodDelete, path: of.path(name), kind: jsonBody, body: body})

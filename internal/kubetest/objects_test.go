@@ -174,7 +174,7 @@ func (p *plane) objects(image string) {
 	if now := p.made(""); now != uid {
 		p.t.Errorf("after an edit, the ConfigMap is another one")
 	}
-	p.t.Logf("an edit is mended after %v", time.Since(begun))
+	p.t.Logf("an edit is repaired after %v", time.Since(begun))
 
 	pod := func() {
 		p.Apply(fmt.Sprintf(`
@@ -201,7 +201,7 @@ spec:
 	begun = time.Now()
 	p.Kubectl("delete", "configmap", "fn", "-n", "openfaas-fn")
 	uid = p.made(uid)
-	p.t.Logf("a deletion is mended after %v", time.Since(begun))
+	p.t.Logf("a deletion is repaired after %v", time.Since(begun))
 	p.Await("the pod of the deleted ConfigMap to be gone", gone)
 	p.t.Logf("its pod is gone after %v", time.Since(begun))
 
@@ -241,15 +241,31 @@ func (i *installed) owned(function, answer string) {
 	if n := strings.Count(text, "\n"); n == 0 || strings.Count(text, uid) != n || strings.Count(text, `"controller":true`) != n {
 		i.t.Fatalf("owners of the pods: %s, want the ConfigMap with uid %s", text, uid)
 	}
-	i.Kubectl("delete", "configmap", function, "-n", "openfaas-fn")
-	i.Await("pods of a new ConfigMap", func() (string, bool) {
-		text := owners()
-		return text, text != "" && !strings.Contains(text, uid) && strings.Count(text, `"kind":"ConfigMap"`) == strings.Count(text, "\n")
-	})
-	i.Await("an answer of new pods", func() (string, bool) { got := i.ask(function, "hello"); return got, got == answer })
 	node := i.list("pods", "{.items[0].spec.nodeName}", "-n", "openfaas-fn", "-l", "faas_function="+function)
-	i.Kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--pod-selector=faas_function="+function, "--timeout=90s")
+	i.Kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--grace-period=1", "--pod-selector=faas_function="+function, "--timeout=90s")
 	i.Kubectl("uncordon", node)
 	i.Await("an answer after a drain", func() (string, bool) { got := i.ask(function, "hello"); return got, got == answer })
-	i.Took("pods with owners")
+	i.Took("drain of pods with owners")
+
+	i.Kubectl("delete", "configmap", function, "-n", "openfaas-fn")
+	i.Await("the pods of the earlier ConfigMap to be deleted", func() (string, bool) {
+		text := i.list("pods", `{range .items[*]}{.metadata.ownerReferences} deleted:{.metadata.deletionTimestamp}{"\n"}{end}`, "-n", "openfaas-fn", "-l", "faas_function="+function)
+		for line := range strings.Lines(text) {
+			if strings.Contains(line, uid) && strings.HasSuffix(strings.TrimSpace(line), "deleted:") {
+				return text, false
+			}
+		}
+		return text, true
+	})
+	i.Await("a pod of the new ConfigMap", func() (string, bool) {
+		text := i.list("pods", `{range .items[*]}{.metadata.ownerReferences} {.status.phase}{"\n"}{end}`, "-n", "openfaas-fn", "-l", "faas_function="+function)
+		for line := range strings.Lines(text) {
+			if strings.Contains(line, `"controller":true`) && !strings.Contains(line, uid) && strings.HasSuffix(line, " Running\n") {
+				return text, true
+			}
+		}
+		return text, false
+	})
+	i.Await("an answer of new pods", func() (string, bool) { got := i.ask(function, "hello"); return got, got == answer })
+	i.Took("deletion of a ConfigMap with pods")
 }

@@ -9,8 +9,9 @@ import (
 )
 
 // ownersOf returns the owner of a command's pod: the ConfigMap that a control plane keeps for the
-// function. With an owner that is its controller, `kubectl drain` evicts the pod without --force, and
-// Kubernetes deletes the pod if the ConfigMap is deleted. A pod without a ConfigMap has no owner.
+// function. With an owner that is its controller, `kubectl drain` evicts the pod without --force,
+// and Kubernetes deletes the pod if the ConfigMap is deleted. A pod without a ConfigMap has no
+// owner.
 func (r *Runtime) ownersOf(ctx context.Context, c sandbox.Command, namespace string) []kube.Owner {
 	function, _, _ := strings.Cut(r.label(c, sandbox.LabelFunction), ".")
 	m, err := r.cfg.Cluster.ConfigMap(ctx, namespace, function)

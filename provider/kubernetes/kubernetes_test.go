@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
 	"github.com/stagecoach-serving/stagecoach/internal/kubefake"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 type object = kubefake.Object
@@ -173,8 +176,8 @@ func TestSecretsAreSecrets(t *testing.T) {
 	}
 }
 
-// TestSecretsOfOthersStay checks that Secrets without the label are neither changed nor deleted, and
-// which status clients get.
+// TestSecretsOfOthersStay checks that Secrets without the label are neither changed nor deleted,
+// and which status clients get.
 func TestSecretsOfOthersStay(t *testing.T) {
 	s := kubefake.Start(t)
 	s.Put("namespaces/ns/secrets/alien", object{"data": object{"x": "eA=="}})
@@ -292,4 +295,40 @@ func background(t *testing.T, run func(context.Context)) (stop func()) {
 	stop = func() { cancel(); <-ended }
 	t.Cleanup(stop)
 	return stop
+}
+
+// TestVerbs checks that the verbs of the chart's Role are those that are used.
+func TestVerbs(t *testing.T) {
+	s := kubefake.Start(t)
+	secrets, _, changes := opened(t, s, newLogged())
+	follow(secrets, changes)
+	for range 2 {
+		if _, err := secrets.Put(t.Context(), "ns", "x", []byte("v")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := secrets.Delete(t.Context(), "ns", "x"); err != nil {
+		t.Fatal(err)
+	}
+	d := &deployments{by: map[pipeline.Key]string{f: "v1"}}
+	o := derived(t, s, d, newLogged())
+	background(t, o.Run)
+	for _, text := range []string{"v1", "v2", ""} {
+		d.set(f, text)
+		o.Deployed(f)
+		awaitMap(t, s, text)
+	}
+	b, err := os.ReadFile("../../charts/stagecoach/templates/functions.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	verbs := regexp.MustCompile(`\$verbs := list (.*) }}`).FindSubmatch(b)
+	if len(verbs) < 2 {
+		t.Fatal("the chart names no verbs")
+	}
+	for _, resource := range []string{"secrets", "configmaps"} {
+		for verb := range strings.FieldsSeq(strings.ReplaceAll(string(verbs[1]), `"`, "")) {
+			proctest.Until(t, verb+" "+resource, func() bool { return s.Asked(verb, resource) > 0 })
+		}
+	}
 }

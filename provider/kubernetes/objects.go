@@ -13,8 +13,8 @@ import (
 
 const (
 	labelFunction = "faas_function" // as in OpenFaaS
-	// markCluster is a label and an annotation with the identity of the cluster. If somebody removes
-	// one of them, the other one still tells whose object it is.
+	// markCluster is a label and an annotation with the identity of the cluster. If somebody
+	// removes one of them, the other one still tells whose object it is.
 	markCluster = pipeline.Prefix + "cluster"
 	// specKey is the key of the function's deployment in its ConfigMap.
 	specKey = "function.json"
@@ -206,7 +206,7 @@ func (o *Objects) report(key pipeline.Key, err error) {
 	}
 }
 
-// keep makes, mends or deletes the object of a function. again asks for another look later.
+// keep makes, repairs or deletes the object of a function. again asks for another look later.
 func (o *Objects) keep(ctx context.Context, key pipeline.Key) (again bool, err error) {
 	text, deployed := o.cfg.Spec(key)
 	is, err := o.cfg.Cluster.ConfigMap(ctx, key.Namespace, key.Name)
@@ -235,7 +235,7 @@ func (o *Objects) keep(ctx context.Context, key pipeline.Key) (again bool, err e
 	case is.Metadata.Deleted != "":
 		return false, nil // the watch says when it is gone
 	case deployed:
-		return false, o.mend(ctx, key, is, text)
+		return false, o.repair(ctx, key, is, text)
 	case o.cfg.Busy(key): // the deletion would end its pods
 		return true, nil
 	}
@@ -272,9 +272,9 @@ func (o *Objects) create(ctx context.Context, key pipeline.Key, text string) err
 	return err
 }
 
-// mend makes an object what it has to be, if somebody has changed it, or the function was deployed
-// again.
-func (o *Objects) mend(ctx context.Context, key pipeline.Key, is kube.ConfigMap, text string) error {
+// repair makes an object what it has to be, if somebody has changed it, or the function was
+// deployed again.
+func (o *Objects) repair(ctx context.Context, key pipeline.Key, is kube.ConfigMap, text string) error {
 	want := o.meta(key)
 	if len(is.Data) == 1 && is.Data[specKey] == text && len(is.Binary) == 0 && len(is.Metadata.Owners) == 0 &&
 		includes(is.Metadata.Labels, want.Labels) && includes(is.Metadata.Annotations, want.Annotations) {
@@ -293,7 +293,7 @@ func (o *Objects) mend(ctx context.Context, key pipeline.Key, is kube.ConfigMap,
 		return o.cfg.Cluster.DeleteConfigMap(ctx, key.Namespace, key.Name, is.Metadata.UID)
 	}
 	if err == nil {
-		o.cfg.Log.Info("the function's ConfigMap is mended", "function", key)
+		o.cfg.Log.Info("the function's ConfigMap is repaired", "function", key)
 	}
 	return err
 }

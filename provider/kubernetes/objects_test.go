@@ -74,7 +74,7 @@ func awaitMap(t *testing.T, s *kubefake.Server, text string) {
 	})
 }
 
-// TestObjectsAreKept checks that each function has its ConfigMap, which is mended when somebody
+// TestObjectsAreKept checks that each function has its ConfigMap, which is repaired when somebody
 // edits or deletes it, and goes with the function.
 func TestObjectsAreKept(t *testing.T) {
 	s := kubefake.Start(t)
@@ -84,7 +84,8 @@ func TestObjectsAreKept(t *testing.T) {
 	o := derived(t, s, d, newLogged())
 	background(t, o.Run)
 	awaitMap(t, s, "v1")
-	s.Await(t, "namespaces/ns/configmaps/left", func(o object) bool { return o == nil }) // its function was removed before
+	// Its function was removed before.
+	s.Await(t, "namespaces/ns/configmaps/left", func(o object) bool { return o == nil })
 	made := s.Get(mapPath)
 	d.set(f, "v2")
 	o.Deployed(f)
@@ -115,8 +116,8 @@ func TestObjectsAreKept(t *testing.T) {
 	}
 }
 
-// TestObjectsOfOthersStay checks that a ConfigMap with a function's name that somebody else has made
-// is left alone, and that starts of replicas do not wait for it.
+// TestObjectsOfOthersStay checks that a ConfigMap with a function's name that somebody else has
+// made is left alone, and that starts of replicas do not wait for it.
 func TestObjectsOfOthersStay(t *testing.T) {
 	s := kubefake.Start(t)
 	s.Put(mapPath, object{"data": object{"x": "1"}})
@@ -186,8 +187,8 @@ func TestRemovedFunctionKeepsItsObjectWhileBusy(t *testing.T) {
 	awaitMap(t, s, "")
 }
 
-// TestImmutableObjectIsMadeAgain checks an edit that only a new object mends, and that an error names
-// the verb and the resource.
+// TestImmutableObjectIsMadeAgain checks an edit that only a new object repairs, and that an error
+// names the verb and the resource.
 func TestImmutableObjectIsMadeAgain(t *testing.T) {
 	s := kubefake.Start(t)
 	d, l := &deployments{by: map[pipeline.Key]string{f: "v1"}}, newLogged()

@@ -35,8 +35,8 @@ type SecretsConfig struct {
 	Log        *slog.Logger
 }
 
-// Secrets are the secrets of functions, as Secrets of Kubernetes. All processes that follow them see
-// the same secrets. Its methods are safe for concurrent use.
+// Secrets are the secrets of functions, as Secrets of Kubernetes. All processes that follow them
+// see the same secrets. Its methods are safe for concurrent use.
 type Secrets struct {
 	cfg     SecretsConfig
 	changed func(namespace, name string)
@@ -55,7 +55,8 @@ type Secrets struct {
 // firstTimeout bounds the time for the first list of all secrets.
 const firstTimeout = 15 * time.Second
 
-// OpenSecrets reads all secrets once. A namespace that cannot be read now is logged, and read later.
+// OpenSecrets reads all secrets once. A namespace that cannot be read now is logged, and read
+// later.
 func OpenSecrets(ctx context.Context, cfg SecretsConfig) *Secrets {
 	s := &Secrets{cfg: cfg, changed: func(string, string) {}, stop: func() {}, versions: map[kube.Secret]string{}, bad: map[string]error{}}
 	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
