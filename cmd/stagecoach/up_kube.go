@@ -182,6 +182,7 @@ func followKube(u *up) {
 			}
 			return keys
 		},
+		Acts: func() bool { _, err := u.leading.epoch(); return err == nil },
 		Busy: func(key pipeline.Key) bool { return len(u.local.Replicas(key)) > 0 },
 	})
 }

@@ -75,7 +75,7 @@ func TestStartsWaitForTheirObject(t *testing.T) {
 	k := kubeParts{objects: kubernetes.NewObjects(kubernetes.ObjectsConfig{
 		Cluster: client, Namespaces: []string{"openfaas-fn"}, Identity: "one", Log: slog.New(slog.DiscardHandler),
 		Spec:      func(is pipeline.Key) (string, bool) { return specText(d, is == key) },
-		Functions: func() []pipeline.Key { return nil }, Busy: func(pipeline.Key) bool { return false },
+		Functions: func() []pipeline.Key { return nil }, Busy: func(pipeline.Key) bool { return false }, Acts: func() bool { return true },
 	})}
 	watched := make(chan bool, 10)
 	s.Refuse(func(verb, _ string, _ []byte) (int, string) {

@@ -326,9 +326,15 @@ func TestVerbs(t *testing.T) {
 	if len(verbs) < 2 {
 		t.Fatal("the chart names no verbs")
 	}
+	chart := strings.Fields(strings.ReplaceAll(string(verbs[1]), `"`, ""))
 	for _, resource := range []string{"secrets", "configmaps"} {
-		for verb := range strings.FieldsSeq(strings.ReplaceAll(string(verbs[1]), `"`, "")) {
+		for _, verb := range chart {
 			proctest.Until(t, verb+" "+resource, func() bool { return s.Asked(verb, resource) > 0 })
+		}
+		for _, verb := range []string{"create", "delete", "get", "list", "patch", "watch"} {
+			if s.Asked(verb, resource) > 0 != slices.Contains(chart, verb) {
+				t.Errorf("verb %s for %s: the chart's Role has %v", verb, resource, chart)
+			}
 		}
 	}
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kubefake"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -15,7 +17,8 @@ import (
 type deployments struct {
 	mu   sync.Mutex
 	by   map[pipeline.Key]string
-	busy chan bool // answers whether replicas are left; nil: none are
+	busy chan bool   // answers whether replicas are left; nil: none are
+	away atomic.Bool // the process may not change objects
 }
 
 func (d *deployments) set(key pipeline.Key, text string) {
@@ -50,7 +53,7 @@ func derived(t *testing.T, s *kubefake.Server, d *deployments, l *logged) *Objec
 	t.Helper()
 	o := NewObjects(ObjectsConfig{
 		Cluster: client(t, s), Namespaces: []string{"ns"}, Identity: "one", Spec: d.spec, Functions: d.functions, Log: l.log(),
-		Busy: func(pipeline.Key) bool { return d.busy != nil && <-d.busy },
+		Busy: func(pipeline.Key) bool { return d.busy != nil && <-d.busy }, Acts: func() bool { return !d.away.Load() },
 	})
 	o.pause = time.Millisecond
 	return o
@@ -184,6 +187,26 @@ func TestRemovedFunctionKeepsItsObjectWhileBusy(t *testing.T) {
 		t.Error("the ConfigMap is deleted while replicas run")
 	}
 	d.busy <- false
+	awaitMap(t, s, "")
+}
+
+// TestObjectsAreTheLeadersAlone checks that a process whose lease has lapsed changes nothing.
+func TestObjectsAreTheLeadersAlone(t *testing.T) {
+	s := kubefake.Start(t)
+	d := &deployments{by: map[pipeline.Key]string{f: "v1"}}
+	o := derived(t, s, d, newLogged())
+	background(t, o.Run)
+	awaitMap(t, s, "v1")
+	d.away.Store(true)
+	d.set(f, "")
+	o.Deployed(f)
+	watched := s.Asked("list", "configmaps")
+	s.Forget() // all objects are looked at again
+	proctest.Until(t, "another list", func() bool { return s.Asked("list", "configmaps") > watched })
+	if s.Get(mapPath) == nil {
+		t.Error("the ConfigMap is deleted")
+	}
+	d.away.Store(false)
 	awaitMap(t, s, "")
 }
 
