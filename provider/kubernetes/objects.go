@@ -78,7 +78,7 @@ func (o *Objects) Run(ctx context.Context) {
 			o.cfg.Cluster.Follow(ctx, kube.Objects{Resource: "configmaps", Namespace: namespace, Selector: Selector(o.cfg.Identity)}, kube.Follower{
 				Listed: func(_ context.Context, all []kube.Meta) error { o.listed(namespace, all); return nil },
 				Changed: func(_ context.Context, m kube.Meta, _ bool) error {
-					o.look(pipeline.Key{Name: m.Name, Namespace: namespace}, 0)
+					o.look(pipeline.Key{Name: m.Name, Namespace: namespace})
 					return nil
 				},
 				Failed: func(err error) {
@@ -99,11 +99,11 @@ func (o *Objects) Run(ctx context.Context) {
 // listed looks at all objects of a namespace, and at those that are missing.
 func (o *Objects) listed(namespace string, all []kube.Meta) {
 	for _, m := range all {
-		o.look(pipeline.Key{Name: m.Name, Namespace: namespace}, 0)
+		o.look(pipeline.Key{Name: m.Name, Namespace: namespace})
 	}
 	for _, key := range o.cfg.Functions() {
 		if key.Namespace == namespace {
-			o.look(key, 0)
+			o.look(key)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func (o *Objects) listed(namespace string, all []kube.Meta) {
 func (o *Objects) Deployed(key pipeline.Key) {
 	for _, namespace := range o.cfg.Namespaces {
 		if key.Namespace == namespace {
-			o.look(key, 0)
+			o.look(key)
 		}
 	}
 }
@@ -136,14 +136,14 @@ func (o *Objects) Await(ctx context.Context, key pipeline.Key) {
 	}
 }
 
-// look makes the object of a function due after a time.
-func (o *Objects) look(key pipeline.Key, after time.Duration) {
+// look makes the object of a function due.
+func (o *Objects) look(key pipeline.Key) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.running {
 		return
 	}
-	o.due[key] = time.Now().Add(after)
+	o.due[key] = time.Now()
 	o.note()
 }
 
