@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // Object is an object in its JSON form.
@@ -108,19 +110,13 @@ func (s *Server) Delete(path string) {
 // Await waits until the object at a path is as ok says; nil: there is none.
 func (s *Server) Await(t testing.TB, path string, ok func(Object) bool) {
 	t.Helper()
-	for {
-		s.mu.Lock()
-		o, changes := s.objects[path], s.changes
-		s.mu.Unlock()
-		if ok(o) {
-			return
+	last := Object{}
+	defer func() {
+		if t.Failed() {
+			t.Logf("last seen at %s: %v", path, last)
 		}
-		select {
-		case <-changes:
-		case <-t.Context().Done():
-			t.Fatalf("%s is %v", path, o)
-		}
-	}
+	}()
+	proctest.Until(t, path, func() bool { last = s.Get(path); return ok(last) })
 }
 
 // Forget makes watches begin again: the server forgets all changes so far.

@@ -25,9 +25,11 @@ func TestOwner(t *testing.T) {
 	if got := r.ownersOf(t.Context(), c, "ns"); got != nil || log.Len() > 0 {
 		t.Errorf("without a ConfigMap: owners %v, log %q", got, &log)
 	}
-	s.Put("namespaces/ns/configmaps/f", kubefake.Object{"data": kubefake.Object{"mine": "x"}})
-	if got := r.ownersOf(t.Context(), c, "ns"); got != nil {
-		t.Errorf("a ConfigMap of somebody else owns the pod: %v", got)
+	for _, labels := range []kubefake.Object{{}, {LabelFunction: "f"}, {labelManaged: "stagecoach"}, {LabelFunction: "g", labelManaged: "stagecoach"}} {
+		s.Put("namespaces/ns/configmaps/f", kubefake.Object{"metadata": kubefake.Object{"labels": labels}})
+		if got := r.ownersOf(t.Context(), c, "ns"); got != nil {
+			t.Errorf("a ConfigMap with labels %v owns the pod: %v", labels, got)
+		}
 	}
 	s.Put("namespaces/ns/configmaps/f", kubefake.Object{"metadata": kubefake.Object{"labels": kubefake.Object{LabelFunction: "f", labelManaged: "stagecoach"}}})
 	uid := s.Get("namespaces/ns/configmaps/f")["metadata"].(kubefake.Object)["uid"]

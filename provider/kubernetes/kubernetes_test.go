@@ -26,19 +26,15 @@ type object = kubefake.Object
 type logged struct {
 	mu   sync.Mutex
 	text bytes.Buffer
-	seen chan struct{} // closed by the next line
 }
 
-func newLogged() *logged { return &logged{seen: make(chan struct{})} }
+func newLogged() *logged { return &logged{} }
 
 // Write implements io.Writer.
 func (l *logged) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.text.Write(b)
-	close(l.seen)
-	l.seen = make(chan struct{})
-	return len(b), nil
+	return l.text.Write(b)
 }
 
 func (l *logged) log() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
@@ -46,18 +42,11 @@ func (l *logged) log() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil
 // await waits until the log has all of these texts.
 func (l *logged) await(t *testing.T, texts ...string) {
 	t.Helper()
-	for {
+	proctest.Until(t, fmt.Sprintf("%q in the log", texts), func() bool {
 		l.mu.Lock()
-		text, seen := l.text.String(), l.seen
-		l.mu.Unlock()
-		if !slices.ContainsFunc(texts, func(want string) bool { return !strings.Contains(text, want) }) {
-			return
-		}
-		select {
-		case <-seen:
-		case <-t.Context().Done():
-		}
-	}
+		defer l.mu.Unlock()
+		return !slices.ContainsFunc(texts, func(want string) bool { return !strings.Contains(l.text.String(), want) })
+	})
 }
 
 func client(t *testing.T, s *kubefake.Server) *kube.Client {

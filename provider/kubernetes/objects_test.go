@@ -134,6 +134,19 @@ func TestObjectsOfOthersStay(t *testing.T) {
 	}
 }
 
+// asked is a context that tells when somebody asks for its end.
+type asked struct {
+	context.Context
+
+	done chan bool
+}
+
+// Done implements context.Context.
+func (a asked) Done() <-chan struct{} {
+	a.done <- true
+	return a.Context.Done()
+}
+
 // TestAwaitObject checks that the start of a replica waits for its function's ConfigMap.
 func TestAwaitObject(t *testing.T) {
 	s := kubefake.Start(t)
@@ -160,12 +173,12 @@ func TestAwaitObject(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	o.Await(ctx, f) // ends with its context
-	done := make(chan bool)
-	go func() { defer close(done); o.Await(t.Context(), f) }()
+	done, waits := make(chan bool), asked{t.Context(), make(chan bool, 100)}
+	go func() { defer close(done); o.Await(waits, f) }()
 	select {
 	case <-done:
 		t.Error("the start does not wait for the ConfigMap")
-	default:
+	case <-waits.done:
 	}
 	close(admit)
 	<-done
