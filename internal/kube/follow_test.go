@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kubefake"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // faked returns an API server and a client for it.
@@ -56,12 +57,9 @@ func TestFollow(t *testing.T) {
 	}()
 	want := func(text string) {
 		t.Helper()
-		select {
-		case is := <-got:
-			if !strings.Contains(is, text) {
-				t.Fatalf("the follower got %q, want %q", is, text)
-			}
-		case <-t.Context().Done():
+		proctest.Until(t, text, func() bool { return len(got) > 0 })
+		if is := <-got; !strings.Contains(is, text) {
+			t.Fatalf("the follower got %q, want %q", is, text)
 		}
 	}
 	want("listed one")

@@ -214,12 +214,9 @@ func TestSecretsFollow(t *testing.T) {
 	follow(secrets, changes)
 	want := func(name string) {
 		t.Helper()
-		select {
-		case got := <-changes:
-			if got != name {
-				t.Fatalf("changed %s, want %s", got, name)
-			}
-		case <-t.Context().Done():
+		proctest.Until(t, "a change of "+name, func() bool { return len(changes) > 0 })
+		if got := <-changes; got != name {
+			t.Fatalf("changed %s, want %s", got, name)
 		}
 	}
 	want("more/x")
