@@ -13,6 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/pods"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // podsConfig says where a daemon makes pods of functions.
@@ -62,7 +63,7 @@ func (c *podsConfig) openGroups(log *slog.Logger) (keysmanager.Groups, func(), e
 	if err != nil {
 		return nil, nil, fmt.Errorf("runtime pod: %w", err)
 	}
-	return podGroups{pods.NewGroups(pods.GroupsConfig{Cluster: client, Namespaces: parts(c.namespaces), Cores: runtime.NumCPU(), Log: log})}, func() {}, nil
+	return podGroups{pods.NewGroups(pods.GroupsConfig{Cluster: client, Namespaces: parts(c.namespaces), Named: keyParts, Cores: runtime.NumCPU(), Log: log})}, func() {}, nil
 }
 
 // podGroups gives a KeysManager shares of pods in place of cgroups.
@@ -93,6 +94,11 @@ func (g podGroup) Usage() (keysmanager.GroupUsage, error) {
 	return keysmanager.GroupUsage{CPU: u.CPU, Memory: u.Memory}, nil
 }
 
+func keyParts(key string) (name, namespace string) {
+	k := pipeline.ParseKey(key)
+	return k.Name, k.Namespace
+}
+
 // open opens the runtime of a node, or of one of the node's watchdogs.
 func (c *podsConfig) open(ctx context.Context, labels map[string]string, log *slog.Logger) (sandbox.Runtime, error) {
 	client, err := kube.InPod()
@@ -104,7 +110,7 @@ func (c *podsConfig) open(ctx context.Context, labels map[string]string, log *sl
 		return nil, fmt.Errorf("runtime pod: %w", err)
 	}
 	r, err := pods.Open(pods.Config{
-		Cluster: client, Machine: c.machine, Namespaces: parts(c.namespaces), Image: c.image, Init: filepath.Join(filepath.Dir(self), "stagecoach-init"),
+		Cluster: client, Machine: c.machine, Namespaces: parts(c.namespaces), Named: keyParts, Image: c.image, Init: filepath.Join(filepath.Dir(self), "stagecoach-init"),
 		Folder: c.folder, PullSecrets: parts(c.pullSecrets), Labels: labels, Log: log,
 	})
 	if err != nil {

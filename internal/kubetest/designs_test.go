@@ -88,6 +88,33 @@ func (i *installed) scale(function string, n int) time.Duration {
 	return time.Since(begin)
 }
 
+// deployModel deploys the model with at least n replicas.
+func (i *installed) deployModel(stack, image string, n int) {
+	i.t.Helper()
+	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  model: {image: %q, labels: "+
+		"{com.openfaas.scale.min: \"%d\", com.openfaas.scale.max: \"40\", com.openfaas.scale.zero: \"%t\"}}\n", image, n, n == 0)
+	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
+		i.t.Fatal(err)
+	}
+	i.stagecoach("deploy", "-f", stack)
+}
+
+// atLeast deploys the model with at least n replicas, and returns how long it took until they were
+// ready. It returns when there are no others.
+func (i *installed) atLeast(stack, image string, n int) time.Duration {
+	i.t.Helper()
+	begin, took := time.Now(), time.Duration(0)
+	i.deployModel(stack, image, n)
+	i.Await(fmt.Sprint(n, " replicas"), func() (string, bool) {
+		all, ready := i.replicas("model")
+		if ready >= n && took == 0 {
+			took = time.Since(begin)
+		}
+		return fmt.Sprint(all, ready), all == n && ready == n
+	})
+	return took
+}
+
 // TestDesigns measures the two ways to run functions: in pods of their own, and in the pods of the
 // DaemonSet. docs/RESULTS.md has the figures.
 func TestDesigns(t *testing.T) {
@@ -109,11 +136,7 @@ func TestDesigns(t *testing.T) {
 		files["/turn"] = marker // so that no machine has the image
 		image := c.Stage(fmt.Sprintf("model:turn-%d", turn), files, "STAGECOACH_MODEL=model.onnx")
 		stack := filepath.Join(i.dir, "stack.yml")
-		text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  model: {image: %q, labels: {com.openfaas.scale.min: \"0\", com.openfaas.scale.max: \"40\", com.openfaas.scale.zero: \"true\"}}\n", image)
-		if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		i.stagecoach("deploy", "-f", stack)
+		i.deployModel(stack, image, 0)
 		figures := map[string][]time.Duration{"nothing is there": {i.took()}}
 		for range 10 {
 			i.scale("model", 0)
@@ -128,8 +151,8 @@ func TestDesigns(t *testing.T) {
 			figures["replica is there"] = append(figures["replica is there"], i.took())
 		}
 		for range 3 {
-			i.scale("model", 3)
-			figures["3 to 23 replicas"] = append(figures["3 to 23 replicas"], i.scale("model", 23))
+			i.atLeast(stack, image, 3)
+			figures["3 to 23 replicas"] = append(figures["3 to 23 replicas"], i.atLeast(stack, image, 23))
 		}
 		for _, what := range []string{"replica is there", "parameters in memory", "image is there", "nothing is there", "3 to 23 replicas"} {
 			all := figures[what]

@@ -23,8 +23,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-
-	stageimage "github.com/stagecoach-serving/stagecoach/image"
 )
 
 // serveImages starts the registry, with the image of all pods' pause container.
@@ -55,7 +53,7 @@ func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...strin
 // Stage is Image for a stage, whose program is /stage.
 func (c *Cluster) Stage(ref string, files map[string]string, env ...string) string {
 	c.t.Helper()
-	return c.image(ref, files, v1.Config{Entrypoint: []string{"/stage"}, Env: env, Labels: map[string]string{stageimage.ProtocolLabel: stageimage.ProtocolVersion}})
+	return c.image(ref, files, v1.Config{Entrypoint: []string{"/stage"}, Env: env, Labels: map[string]string{"dev.stagecoach.protocol": "1"}})
 }
 
 func (c *Cluster) image(ref string, files map[string]string, runs v1.Config) string {

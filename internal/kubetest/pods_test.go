@@ -69,4 +69,5 @@ func TestPods(t *testing.T) {
 	answer := i.ask("noop", "hello")
 	t.Log(answer)
 	i.owned("noop", answer)
+	t.Run("admission", i.daemonsReachOwnMachine)
 }

@@ -91,4 +91,9 @@ func (c *fakeCluster) sizes() []kube.Resources {
 	return append([]kube.Resources(nil), c.resizes...)
 }
 
+func named(key string) (name, namespace string) {
+	name, namespace, _ = strings.Cut(key, ".")
+	return name, namespace
+}
+
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }

@@ -25,7 +25,8 @@ import (
 type GroupsConfig struct {
 	Cluster    *kube.Client
 	Namespaces []string // as in Config
-	Cores      int      // of this machine
+	Named      Named
+	Cores      int // of this machine
 	Log        *slog.Logger
 }
 
@@ -105,7 +106,7 @@ func (g *Groups) Create(name, function string, l Limits) (*Share, error) {
 	if key = strings.TrimSuffix(key, "/"); key == "" {
 		key = own
 	}
-	short, namespace, _ := strings.Cut(function, ".")
+	short, namespace := g.cfg.Named(function)
 	if !slices.Contains(g.cfg.Namespaces, namespace) {
 		return nil, fmt.Errorf("namespace %q of the function: want one of --pod-namespaces", namespace)
 	}
@@ -330,11 +331,10 @@ func (s *Share) SetCPU(milli int) error {
 		return nil
 	}
 	s.of.of.mu.Lock()
-	more := milli == 0 || milli > s.milli
 	s.milli, s.starts = milli, false
 	s.of.wanted++
 	s.of.of.mu.Unlock()
-	return s.of.settle(more)
+	return s.of.settle(false) // a kubelet that refuses more refuses the next fork
 }
 
 // Usage returns what the process and its children have used. A fork's memory includes its part of

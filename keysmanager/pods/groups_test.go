@@ -19,7 +19,7 @@ func familyOf(t *testing.T) (*fakeCluster, *Groups) {
 	c := newFakeCluster(t)
 	name := podName("model", zygote)
 	c.pods[name] = kube.Pod{Metadata: kube.Meta{Name: name}}
-	g := NewGroups(GroupsConfig{Cluster: c.client, Namespaces: []string{"fn"}, Cores: 4, Log: quiet()})
+	g := NewGroups(GroupsConfig{Cluster: c.client, Namespaces: []string{"fn"}, Named: named, Cores: 4, Log: quiet()})
 	first, err := g.Create(zygote+"/"+zygote, "model.fn", Limits{Memory: 1 << 40})
 	if err == nil {
 		err = first.Enforce(os.Getpid())

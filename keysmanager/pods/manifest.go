@@ -71,8 +71,7 @@ func podName(function, entry string) string {
 
 // pod returns the pod of a command.
 func (r *Runtime) pod(c sandbox.Command, namespace string) kube.Pod {
-	key := r.label(c, sandbox.LabelFunction)
-	function, _, _ := strings.Cut(key, ".")
+	function, _ := r.cfg.Named(r.label(c, sandbox.LabelFunction))
 	no, seconds := false, int64(grace)
 	p := kube.Pod{
 		Metadata: kube.Meta{

@@ -2,7 +2,6 @@ package pods
 
 import (
 	"context"
-	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -13,7 +12,7 @@ import (
 // and Kubernetes deletes the pod if the ConfigMap is deleted. A pod without a ConfigMap has no
 // owner.
 func (r *Runtime) ownersOf(ctx context.Context, c sandbox.Command, namespace string) []kube.Owner {
-	function, _, _ := strings.Cut(r.label(c, sandbox.LabelFunction), ".")
+	function, _ := r.cfg.Named(r.label(c, sandbox.LabelFunction))
 	m, err := r.cfg.Cluster.ConfigMap(ctx, namespace, function)
 	if err != nil && !kube.NotFound(err) {
 		r.cfg.Log.Warn("a pod has no owner", "function", function, "namespace", namespace, "error", err)

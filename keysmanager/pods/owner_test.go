@@ -19,7 +19,7 @@ func TestOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	r := &Runtime{cfg: Config{Cluster: client, Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	r := &Runtime{cfg: Config{Cluster: client, Named: named, Log: slog.New(slog.NewTextHandler(&log, nil))}}
 	var c sandbox.Command
 	c.Labels = map[string]string{sandbox.LabelFunction: "f.ns"}
 	if got := r.ownersOf(t.Context(), c, "ns"); got != nil || log.Len() > 0 {

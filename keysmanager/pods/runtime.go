@@ -17,6 +17,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
+// Named returns the parts of a function's key.
+type Named func(key string) (name, namespace string)
+
 // Config says where a Runtime makes pods.
 type Config struct {
 	Cluster *kube.Client
@@ -24,6 +27,7 @@ type Config struct {
 	// Namespaces are those in which there may be pods. A function's pods are in the namespace that has
 	// the name of the function's.
 	Namespaces []string
+	Named      Named
 	Image      string // of Stagecoach, for pods of stages and for copies of stagecoach-init
 	Init       string // path of stagecoach-init in Image
 	Folder     string // in which the kubelet of this machine has the folders of pods
@@ -130,7 +134,7 @@ func (r *Runtime) Sweep(ctx context.Context) {
 
 // namespaceOf returns the namespace of a command's pod.
 func (r *Runtime) namespaceOf(function string) (string, error) {
-	namespace := function[strings.LastIndexByte(function, '.')+1:]
+	_, namespace := r.cfg.Named(function)
 	if !slices.Contains(r.cfg.Namespaces, namespace) {
 		return "", fmt.Errorf("namespace %q of the function: this node makes pods in %s (--pod-namespaces)", namespace, strings.Join(r.cfg.Namespaces, ", "))
 	}
