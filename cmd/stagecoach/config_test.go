@@ -127,12 +127,15 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.Kubernetes = KubernetesConfig{Secrets: true, Objects: true, OptIn: true}
 	text += "\n" + errorText(c.Validate())
 	c.Cluster.Key, c.Kubernetes.Namespaces = "/none", []string{"X"}
-	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2}
+	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2, Wait: -1}
 	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)
 	walk = func(prefix string, of reflect.Type) {
 		for i := range of.NumField() {
 			f := of.Field(i)
+			if !f.IsExported() {
+				continue
+			}
 			path := prefix + f.Tag.Get("yaml")
 			if f.Type.Kind() == reflect.Struct {
 				walk(path+".", f.Type)

@@ -20,8 +20,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 )
 
-// TestKubeSecretsReachMounts checks that a function's folder gets the values of a Secret, also after
-// a change by somebody else.
+// TestKubeSecretsReachMounts checks that a function's folder gets the values of a Secret, also
+// after a change by somebody else.
 func TestKubeSecretsReachMounts(t *testing.T) {
 	s := kubefake.Start(t)
 	client, err := kube.New(s.URL, s.Account)

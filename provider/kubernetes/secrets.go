@@ -91,8 +91,11 @@ func (s *Secrets) Follow(changed func(namespace, name string)) {
 		s.running.Go(func() {
 			s.cfg.Cluster.Follow(ctx, secretsOf(namespace), kube.Follower{
 				Listed: func(ctx context.Context, all []kube.Meta) error { return s.take(ctx, namespace, all) },
-				Changed: func(ctx context.Context, m kube.Meta, _ bool) error {
-					return s.refresh(ctx, kube.Secret{Namespace: namespace, Name: m.Name}, "")
+				Changed: func(ctx context.Context, m kube.Meta, gone bool) error {
+					if gone {
+						m.Version = ""
+					}
+					return s.refresh(ctx, kube.Secret{Namespace: namespace, Name: m.Name}, m.Version)
 				},
 				Failed: func(err error) { s.failed(namespace, err) },
 			})

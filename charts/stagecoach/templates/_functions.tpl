@@ -2,9 +2,10 @@
 {{- define "stagecoach.kept" -}}
 {{- $pods := eq .Values.keysManager.runtime "pod" -}}
 {{- $kept := list -}}
-{{- if or $pods .Values.kubernetes.secrets }}{{ $kept = append $kept "secrets" }}{{ end -}}
+{{- $values := .Values.kubernetes | default dict }}{{- /* helm upgrade --reuse-values may lack it */ -}}
+{{- if or $pods $values.secrets }}{{ $kept = append $kept "secrets" }}{{ end -}}
 {{- if $pods }}{{ $kept = append $kept "objects" }}{{ end -}}
-{{- if .Values.kubernetes.optIn }}{{ $kept = append $kept "optIn" }}{{ end -}}
+{{- if $values.optIn }}{{ $kept = append $kept "optIn" }}{{ end -}}
 {{- if and $kept (not (has .Values.functionNamespace .Values.keysManager.podNamespaces)) -}}
 {{- fail (printf "keysManager.podNamespaces: want functionNamespace (%s) too" .Values.functionNamespace) -}}
 {{- end -}}
