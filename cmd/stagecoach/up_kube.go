@@ -214,18 +214,30 @@ func (k *kubeParts) deployed(key pipeline.Key) {
 	}
 }
 
+// explain returns why a function would start without its secrets. While the API server has not
+// listed the secrets, nobody needs to create them again.
+func (k *kubeParts) explain(spec node.Spec, err error) error {
+	if k.secrets == nil {
+		return err
+	}
+	if _, unlisted := k.secrets.List(spec.Namespace); unlisted != nil {
+		return unlisted
+	}
+	return err
+}
+
 // objectTimeout bounds how long a start waits for the function's ConfigMap.
 const objectTimeout = 2 * time.Second
 
 // before returns what is checked before each start on a daemon. The ConfigMap of a new function is
 // made first, because it owns the function's pods. If it cannot be made, they have no owner.
 func (k *kubeParts) before(check func(node.Spec) error) func(node.Spec) error {
-	if k.objects == nil {
-		return check
-	}
 	return func(spec node.Spec) error {
 		if err := check(spec); err != nil {
-			return err
+			return k.explain(spec, err)
+		}
+		if k.objects == nil {
+			return nil
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), objectTimeout)
 		defer cancel()

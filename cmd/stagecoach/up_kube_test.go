@@ -98,6 +98,12 @@ func TestStartsWaitForTheirObject(t *testing.T) {
 	if err := k.before(func(node.Spec) error { return bad })(spec); !errors.Is(err, bad) {
 		t.Errorf("a start without secrets: %v", err)
 	}
+	s.Forbid("list", "secrets", true)
+	k.secrets = kubernetes.OpenSecrets(t.Context(), kubernetes.SecretsConfig{Cluster: client, Namespaces: []string{"openfaas-fn"}, Log: slog.New(slog.DiscardHandler)})
+	spec.Namespace = "openfaas-fn"
+	if err := k.before(func(node.Spec) error { return bad })(spec); errors.Is(err, bad) || !strings.Contains(err.Error(), "cannot list") {
+		t.Errorf("a start while secrets are not known: %v", err)
+	}
 }
 
 // TestKubeNeedsAPod checks the error outside of a pod, and that a list of namespaces alone needs

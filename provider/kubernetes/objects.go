@@ -236,7 +236,7 @@ func (o *Objects) keep(ctx context.Context, key pipeline.Key) (again bool, err e
 	case gone, !mine && !deployed:
 		return false, nil
 	case !mine:
-		return false, fmt.Errorf("namespace %q has a ConfigMap %q of somebody else: delete it, or deploy the function under another name", key.Namespace, key.Name)
+		return false, foreign(is)
 	case is.Metadata.Deleted != "":
 		return false, nil // the watch says when it is gone
 	case deployed:
@@ -249,6 +249,16 @@ func (o *Objects) keep(ctx context.Context, key pipeline.Key) (again bool, err e
 		return true, nil
 	}
 	return false, err
+}
+
+// foreign returns the error for a ConfigMap with a function's name that belongs to somebody else.
+func foreign(is kube.ConfigMap) error {
+	owner := "somebody else"
+	if is.Metadata.Labels[kube.LabelManaged] == kube.Managed {
+		owner = fmt.Sprintf("another installation (label %s=%s)", markCluster, is.Metadata.Labels[markCluster])
+	}
+	return fmt.Errorf("ConfigMap %q of namespace %q belongs to %s: delete it if nobody needs it, or deploy the function under another name",
+		is.Metadata.Name, is.Metadata.Namespace, owner)
 }
 
 // mine reports whether an object belongs to this cluster.

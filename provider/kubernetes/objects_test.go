@@ -127,10 +127,18 @@ func TestObjectsOfOthersStay(t *testing.T) {
 	d, l := &deployments{by: map[pipeline.Key]string{f: "v1"}}, newLogged()
 	o := derived(t, s, d, l)
 	background(t, o.Run)
-	l.await(t, "somebody else")
+	l.await(t, "belongs to somebody else")
 	o.Await(t.Context(), f)
 	if data := s.Get(mapPath)["data"].(object); len(data) != 1 || data["x"] != "1" {
 		t.Errorf("the ConfigMap of somebody else: %v", data)
+	}
+	g := pipeline.Key{Name: "g", Namespace: "ns"}
+	s.Put("namespaces/ns/configmaps/g", object{"metadata": object{"labels": object{"app.kubernetes.io/managed-by": "stagecoach", "stagecoach.dev/cluster": "two"}}})
+	d.set(g, "v1")
+	o.Deployed(g)
+	l.await(t, "another installation (label stagecoach.dev/cluster=two)")
+	if s.Get("namespaces/ns/configmaps/g")["data"] != nil {
+		t.Error("the ConfigMap of another installation is changed")
 	}
 }
 
