@@ -69,6 +69,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"cluster.advertise":     {func(c *Config) { c.Cluster.Advertise = "a" }, []string{`cluster.advertise: "a", want host:port`}},
 		"cluster.joinSecret":    {func(c *Config) { c.Cluster.JoinSecret = "join" }, []string{`cluster.joinSecret: "join", want NAMESPACE/NAME`}},
 		"join without a key":    {func(c *Config) { c.Cluster.JoinSecret = "a/b" }, []string{`cluster.joinSecret: "a/b", want cluster.key too`}},
+		"cordons without a key": {func(c *Config) { c.Cluster.FollowCordons = true }, []string{"cluster.followCordons: true, want cluster.key too"}},
 		"lead without a key":    {func(c *Config) { c.Cluster.LeadWithoutSecrets = true }, []string{"cluster.leadWithoutSecrets: true, want cluster.key too"}},
 		"kube namespaces":       {func(c *Config) { c.Kubernetes.Namespaces = []string{"openfaas-fn", "Team"} }, []string{`kubernetes.namespaces: "Team", want names`}},
 		"kube, no default":      {func(c *Config) { c.Kubernetes.Namespaces = []string{"team"} }, []string{"kubernetes.namespaces: [team], want openfaas-fn too"}},
@@ -122,7 +123,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
-	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true, JoinSecret: "x"}
+	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true, JoinSecret: "x", FollowCordons: true}
 	c.NATS.Listen = "x" // without which node.none is wrong
 	c.Kubernetes = KubernetesConfig{Secrets: true, Objects: true, OptIn: true}
 	text += "\n" + errorText(c.Validate())

@@ -1,6 +1,6 @@
 // Package kube reads and writes objects of Kubernetes from inside a pod: Secrets, ConfigMaps and
-// Pods. It also follows changes of objects. It talks to the API server with the pod's service
-// account, and needs no library of Kubernetes.
+// Pods. It also follows changes of objects, and which machines take no new work. It talks to the API
+// server with the pod's service account, and needs no library of Kubernetes.
 package kube
 
 import (
@@ -21,8 +21,8 @@ import (
 	"time"
 )
 
-// accountFolder is where a pod has the credentials of its service account.
-const accountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
+// AccountFolder is where a pod has the credentials of its service account.
+const AccountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // maxAnswer bounds an answer of the API server, in bytes. A Secret has at most 1 MiB, and a page of
 // a list is smaller than this, too.
@@ -42,13 +42,23 @@ type Client struct {
 	pause   time.Duration // the first one of [Client.Follow] after an error
 }
 
-// InPod returns a client for the API server of the cluster that this pod belongs to.
-func InPod() (*Client, error) {
+// Address returns the URL of the API server of the cluster that this pod belongs to; empty: this
+// process's environment does not name one.
+func Address() string {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
+		return ""
+	}
+	return "https://" + net.JoinHostPort(host, port)
+}
+
+// InPod returns a client for the API server of the cluster that this pod belongs to.
+func InPod() (*Client, error) {
+	at := Address()
+	if at == "" {
 		return nil, fmt.Errorf("%w: KUBERNETES_SERVICE_HOST is not set", ErrNoPod)
 	}
-	return New("https://"+net.JoinHostPort(host, port), accountFolder)
+	return New(at, AccountFolder)
 }
 
 // New returns a client for the API server at a URL. account is a folder with a service account's
@@ -95,6 +105,10 @@ func (c *Client) do(ctx context.Context, r request) ([]byte, error) {
 		return nil, err
 	}
 	defer resp.Body.Close()
+	return readAnswer(resp)
+}
+
+func readAnswer(resp *http.Response) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err == nil && len(b) > maxAnswer {
 		err = fmt.Errorf("an answer of more than %d bytes", maxAnswer)
@@ -130,7 +144,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		defer resp.Body.Close()
-		b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+		b, err := readAnswer(resp)
 		if err != nil {
 			return nil, err
 		}

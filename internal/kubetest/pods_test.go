@@ -70,4 +70,5 @@ func TestPods(t *testing.T) {
 	t.Log(answer)
 	i.owned("noop", answer)
 	t.Run("admission", i.daemonsReachOwnMachine)
+	t.Run("http", i.speaksHTTP)
 }

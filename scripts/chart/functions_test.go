@@ -37,7 +37,7 @@ func rolesWith(t *testing.T, text string) (out []string, control string) {
 		if r.Kind == "StatefulSet" && r.Metadata.Name == "y-control" {
 			control = m
 		}
-		if !strings.HasSuffix(r.Kind, "Role") || r.Metadata.Name == "y-control" {
+		if !strings.HasSuffix(r.Kind, "Role") || r.Metadata.Name == "y-control" || r.Metadata.Name == "stagecoach:faas:y" {
 			continue
 		}
 		rules := ""
