@@ -1,6 +1,6 @@
 // Package kube reads and writes objects of Kubernetes from inside a pod: Secrets, ConfigMaps and
-// Pods. It also follows changes of objects, and which machines take no new work. It talks to the API
-// server with the pod's service account, and needs no library of Kubernetes.
+// Pods. It also follows changes of objects, and which machines take no new work. It talks to the
+// API server with the pod's service account, and needs no library of Kubernetes.
 package kube
 
 import (

@@ -74,10 +74,15 @@ func TestFollow(t *testing.T) {
 	want("listed ")
 	want(`kube: watch secrets of namespace ns: status 403: secrets is forbidden: User "test" cannot watch resource "secrets"`)
 	s.Put("namespaces/ns/secrets/five", labelled("b"))
+	later := func(text string) { // after lists that came before
+		t.Helper()
+		proctest.Until(t, text, func() bool { return len(got) > 0 && strings.Contains(<-got, text) })
+	}
+	later("listed five")
 	s.Forbid("watch", "secrets", false)
-	want("listed five")
 	s.Delete("namespaces/ns/secrets/five")
-	want("five gone: true")
+	s.Put("namespaces/ns/secrets/six", labelled("b"))
+	later("six")
 	cancel()
 	<-ended
 }
