@@ -61,8 +61,8 @@ func TestAddDoesNotWait(t *testing.T) {
 	}
 }
 
-// TestForksAreInThePodOfTheirZygote looks for the first program of a process that has a number of its
-// own there, as in a pod.
+// TestForksAreInThePodOfTheirZygote looks for the first program of a process that has a number of
+// its own there, as in a pod.
 func TestForksAreInThePodOfTheirZygote(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
