@@ -60,6 +60,29 @@ func TestRoutesOfTooMuchDemand(t *testing.T) {
 	}
 }
 
+// TestRoutesAreInTime has two stages of which only one may have its slow variant.
+func TestRoutesAreInTime(t *testing.T) {
+	vs := []Variant{
+		{Name: "fast", Accuracy: 0.5, Batches: []Batch{{Size: 1, Time: 0.1}}},
+		{Name: "slow", Accuracy: 0.9, Batches: []Batch{{Size: 1, Time: 0.4}}},
+	}
+	p := &Problem{
+		Replicas: 20, Stages: []Stage{{Name: "a", Variants: vs}, {Name: "b", Variants: vs}},
+		Pipelines: []Pipeline{{Name: "p", Steps: []Step{{From: 0, To: 1}}, Objective: 1, Queueing: HalfForQueueing, Demand: 5}},
+	}
+	r := MostAccurateFirst(p, [][]Count{{{Replicas: 1}, {Replicas: 1}}, {{Replicas: 5}, {Replicas: 5}}})
+	for _, x := range r.Routes {
+		for _, s := range x.Shares {
+			if x.From == 0 && x.FromVariant == 1 && s.Variant == 1 {
+				t.Errorf("%v of the requests behind the slow variant go to a slow one", s.Part)
+			}
+		}
+	}
+	if len(r.Routes) != 3 || r.Routes[2].Shares[0].Variant != 1 {
+		t.Errorf("routes %+v, want a slow variant behind the fast one", r.Routes)
+	}
+}
+
 // BenchmarkMostAccurateFirst measures the routes of the paper's larger pipeline. The goal is 20 µs.
 func BenchmarkMostAccurateFirst(b *testing.B) {
 	p := traffic(20, 1200)
