@@ -180,7 +180,7 @@ func TestAccuracyFallsAsDemandRises(t *testing.T) {
 	if why = w.mix.Alloc[0].Why; strings.Contains(why, "serves 100%") || w.parts()["read-fast"] < 0.9 {
 		t.Errorf("2000/s: %s, %v, want most on the fast variant, and too few served", why, w.parts())
 	}
-	w.run(120, 30, 0, nil)
+	w.run(160, 30, 0, nil)
 	if c, p := w.counts(), w.parts(); c["read"] != 4 || p["read"] != 1 || c["read-fast"] > 1 {
 		t.Errorf("30/s again: %v, %v, want full accuracy", c, p)
 	}
@@ -256,7 +256,7 @@ func TestNoStageLosesItsCapacity(t *testing.T) {
 	if c := w.counts(); c["read-fast"] < 6 {
 		t.Errorf("%v, want most replicas on the fast variant", c)
 	}
-	w.run(100, 120, 0, check)
+	w.run(160, 120, 0, check)
 	if c := w.counts(); c["read"] < 12 {
 		t.Errorf("%v, want most replicas on the accurate variant again", c)
 	}
