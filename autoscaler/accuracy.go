@@ -213,7 +213,8 @@ func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPla
 	if same {
 		p.CountChanges = true
 		for i, l := range had.Lanes {
-			e.variant(&p, i).Running = l.Replicas
+			at, k := e.place(i)
+			p.Stages[at].Variants[k].Running = l.Replicas
 		}
 	}
 	s, err := p.Solve()
@@ -323,12 +324,6 @@ func (e *exactMix) use(p *accuracy.Problem, s *accuracy.Solution) bool {
 		}
 	}
 	return changed
-}
-
-// variant returns a lane's variant in a problem.
-func (e *exactMix) variant(p *accuracy.Problem, lane int) *accuracy.Variant {
-	at, k := e.place(lane)
-	return &p.Stages[at].Variants[k]
 }
 
 // place returns a lane's stage and its index there.

@@ -197,7 +197,8 @@ func TestMinAccuracyOfAPipeline(t *testing.T) {
 	}
 }
 
-// TestPlansDoNotFlap varies the demand by chance around the edge of what four accurate replicas carry.
+// TestPlansDoNotFlap varies the demand by chance around the edge of what four accurate replicas
+// carry.
 func TestPlansDoNotFlap(t *testing.T) {
 	t.Parallel()
 	w := newTraffic(t)

@@ -13,25 +13,27 @@ import (
 // heuristic, so a few requests may find no capacity.
 func TestRoutesServeWhatPlansDo(t *testing.T) {
 	worst, loss := 1.0, 0.0
-	for _, n := range []int{20, 60} {
-		for part := 0.2; part < 3; part += 0.4 {
-			for _, make := range []func(int, float64) *Problem{traffic, social} {
-				p := make(n, part*float64(n)*35)
-				s, err := p.Solve()
-				if err != nil {
-					t.Fatal(err)
+	for _, of := range []struct {
+		replicas int
+		loads    []float64
+		make     func(int, float64) *Problem
+	}{{20, []float64{0.2, 0.6, 1.6}, traffic}, {20, []float64{0.2, 0.9, 1.6, 2.4}, social}, {60, []float64{0.6, 1.6, 2.4}, social}} {
+		for _, load := range of.loads {
+			p := of.make(of.replicas, load*float64(of.replicas)*35)
+			s, err := p.Solve()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := MostAccurateFirst(p, s.Counts)
+			served, accuracy := r.Result(p, 0)
+			worst, loss = min(worst, served/s.Served), max(loss, s.Accuracy-accuracy)
+			for _, x := range r.Routes {
+				sum := x.Overflow
+				for _, share := range x.Shares {
+					sum += share.Part
 				}
-				r := MostAccurateFirst(p, s.Counts)
-				served, accuracy := r.Result(p, 0)
-				worst, loss = min(worst, served/s.Served), max(loss, s.Accuracy-accuracy)
-				for _, x := range r.Routes {
-					sum := x.Overflow
-					for _, share := range x.Shares {
-						sum += share.Part
-					}
-					if math.Abs(sum-1) > 1e-9 {
-						t.Errorf("route %+v: parts sum to %v", x, sum)
-					}
+				if math.Abs(sum-1) > 1e-9 {
+					t.Errorf("route %+v: parts sum to %v", x, sum)
 				}
 			}
 		}

@@ -2,8 +2,8 @@ package accuracy
 
 import "testing"
 
-// TestSimplexGoesToBothBounds has one row that holds only if both columns are exactly at their upper
-// bounds.
+// TestSimplexGoesToBothBounds has one row that holds only if both columns are exactly at their
+// upper bounds.
 func TestSimplexGoesToBothBounds(t *testing.T) {
 	s := simplex{
 		rows: 1, start: []int32{0, 1, 2}, index: []int32{0, 0}, value: []float64{1, 1},
