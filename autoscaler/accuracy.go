@@ -376,7 +376,7 @@ func (e *exactMix) text(p *accuracy.Problem, s *accuracy.Solution) string {
 		demand += p.Pipelines[i].Demand
 	}
 	text := fmt.Sprintf("plan for %.4g/s: serves %.4g%% with accuracy %.4g on %d replicas", demand, 100*s.Served, s.Accuracy, int(s.Price+0.5))
-	if s.Gaps[0] > 0 || s.Gaps[1] > 0 {
+	if !s.Proved() {
 		text += fmt.Sprintf(" (perhaps %.2g%% more, and accuracy %.2g higher)", 100*s.Gaps[0], s.Gaps[1])
 	}
 	wide := *p
