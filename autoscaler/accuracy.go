@@ -49,7 +49,7 @@ const (
 	planDown    = 0.7  // a plan is replaced at once if demand falls below this part of what it was
 	smoothing   = 10.0 // seconds, of the mean of the demand
 	planHop     = 0.001
-	planWork    = 2e8         // per goal: about 0.2 s
+	planWork    = 1e8         // per goal: about 0.1 s
 	worthPart   = 0.005       // a new plan is worth a change if it serves this part more,
 	worthBetter = 0.002       // or is more accurate by this
 	worthLess   = time.Minute // or has needed fewer replicas for so long
