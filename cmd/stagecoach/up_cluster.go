@@ -224,11 +224,7 @@ func serveAuthority(u *up) (stop func(), err error) {
 		return nil, err
 	}
 	unserve := func() { unprobe(); stopServe(); follow() }
-	unkeep, err := keepJoinSecret(u)
-	if err != nil {
-		unserve()
-		return nil, err
-	}
+	unkeep := n.joinSecret.start(n.authority)
 	return func() { unkeep(); unserve() }, nil
 }
 

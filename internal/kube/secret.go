@@ -56,7 +56,9 @@ func New(base, account string) (*Client, error) {
 	if !pool.AppendCertsFromPEM(ca) {
 		return nil, fmt.Errorf("kube: %s/ca.crt has no certificate", account)
 	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: true}
+	// With its own TLS configuration, it speaks HTTP/1.1: a request that has timed out closes its
+	// connection. With HTTP/2, a dead connection would be used again.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, IdleConnTimeout: time.Minute}
 	return &Client{base, account, &http.Client{Transport: transport, Timeout: 20 * time.Second}}, nil
 }
 
