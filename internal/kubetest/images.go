@@ -47,6 +47,12 @@ func (c *Cluster) serveImages() {
 // returns the name for pods.
 func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...string) string {
 	c.t.Helper()
+	return c.image(ref, files, v1.Config{Entrypoint: entrypoint})
+}
+
+// image is [Cluster.Image] with more of the image's configuration.
+func (c *Cluster) image(ref string, files map[string]string, as v1.Config) string {
+	c.t.Helper()
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for _, to := range slices.Sorted(maps.Keys(files)) {
@@ -73,7 +79,7 @@ func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...strin
 		c.t.Fatal(err)
 	}
 	config.OS, config.Architecture = "linux", runtime.GOARCH
-	config.Config.Entrypoint = entrypoint
+	config.Config = as
 	if image, err = mutate.ConfigFile(image, config); err != nil {
 		c.t.Fatal(err)
 	}
