@@ -54,7 +54,7 @@ images-push: ## push the images of images-oci to REGISTRY=host:port/path; TAG na
 	@test -n "$(REGISTRY)" || { echo "want REGISTRY=host:port/path" >&2; exit 2; }
 	@$(GO) run ./scripts/oci push $(if $(TAG),--tag $(TAG)) $(REGISTRY)
 
-test-images-oci: images-oci ## build OCI images again and compare; push, pull and run them
+test-images-oci: images images-oci ## build OCI images again and compare; push, pull and run them
 	@$(GO) run ./scripts/oci check
 	STAGECOACH_OCI=$(CURDIR)/build/oci $(GO) test $(TESTS) -count=1 -timeout 10m -run 'TestImagesRun$$' -v ./scripts/oci
 
