@@ -107,7 +107,7 @@ test-containerd: images ## containers, with two versions of containerd; 50 cycle
 kubernetes: ## build Kubernetes for tests, once per version, outside of this folder
 	@GO="$(GO)" scripts/kubernetes/build
 
-test-kubernetes: kubernetes images images-oci ## the chart on a real Kubernetes with three nodes; needs root
+test-kubernetes: kubernetes images images-oci ## the chart on a real Kubernetes; needs root
 	@scripts/tools --containerd --kubernetes
 	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
 

@@ -101,8 +101,8 @@ func (j *joinSecret) next(err error, now time.Time) time.Duration {
 }
 
 // keep writes a new token if the Secret does not have the standing token, or if that is old. The
-// Secret lacks the token at the first start, and after someone has changed the Secret or has revoked
-// the token. If a token was made and could not be written, the next call writes it.
+// Secret lacks the token at the first start, and after someone has changed the Secret or has
+// revoked the token. If a token was made and could not be written, the next call writes it.
 func (j *joinSecret) keep(ctx context.Context) error {
 	have, err := j.client.Value(ctx, j.secret, joinKey)
 	if err != nil {

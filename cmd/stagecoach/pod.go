@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// podFolder and podNet are mounted read-only in a container without the right to change the machine.
-// A daemon's own groups are below the first one, and forwarding of the pod's network below the
+// podFolder and podNet are mounted read-only in a container that may not change the machine. A
+// daemon's own groups are below the first one, and forwarding of the pod's network is below the
 // second one.
 const (
 	podFolder = "/sys/fs/cgroup"
 	podNet    = "/proc/sys/net"
 )
 
-// makeWritable mounts a folder of this process's mount namespace writable, with all mounts below it.
-// The files keep their owners. It needs CAP_SYS_ADMIN.
+// makeWritable mounts a folder of this process's mount namespace writable, with all mounts below
+// it. The files keep their owners. It needs CAP_SYS_ADMIN.
 func makeWritable(folder string) error {
 	err := unix.MountSetattr(unix.AT_FDCWD, folder, unix.AT_RECURSIVE, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
 	if errors.Is(err, unix.EINVAL) { // it is no mount point, so it is as writable as its parent

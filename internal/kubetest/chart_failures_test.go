@@ -23,7 +23,7 @@ func (f failing) explained(what, text, message string) {
 		f.t.Errorf("%s: %s, want %q", what, text, message)
 	}
 	if !strings.Contains(f.page, message) {
-		f.t.Errorf("docs/howto-kubernetes.md lacks %q", message)
+		f.t.Errorf("docs/kubernetes-failures.md lacks %q", message)
 	}
 }
 
@@ -45,13 +45,13 @@ func (f failing) sees(namespace, message string) {
 	f.explained(namespace, seen, message)
 }
 
-// TestChartFailures makes the failures that docs/howto-kubernetes.md explains, and compares the
+// TestChartFailures makes the failures that docs/kubernetes-failures.md explains, and compares the
 // messages.
 func TestChartFailures(t *testing.T) {
 	if os.Getenv("STAGECOACH_KUBERNETES_TEST") == "" {
 		t.Skip("make test-kubernetes runs it")
 	}
-	page, err := os.ReadFile("../../docs/howto-kubernetes.md")
+	page, err := os.ReadFile("../../docs/kubernetes-failures.md")
 	if err != nil {
 		t.Fatal(err)
 	}

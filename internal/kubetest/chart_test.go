@@ -34,9 +34,10 @@ podDisruptionBudget: {enabled: true}
 networkPolicy: {enabled: true}
 `
 
-// chartStack has a function of each kind: a program that reads its standard input in an image of its
-// own, a stage whose model runs in the ONNX Runtime of Stagecoach's image, and an HTTP server that
-// runs among the files of Stagecoach's image.
+// chartStack has a function of each kind:
+//   - upper reads its standard input. Its image has its own files.
+//   - double is a stage with a model, which runs in the ONNX Runtime of Stagecoach's image.
+//   - echo is an HTTP server that runs among the files of Stagecoach's image.
 const chartStack = `
 version: 1.0
 provider: {name: openfaas}
@@ -217,6 +218,10 @@ func TestChart(t *testing.T) {
 	}
 	i.answers("after an upgrade")
 	c.Took("helm upgrade")
+	c.Helm("rollback", "y", "1", "-n", "faas", "--wait", "--timeout", "4m")
+	i.answers("after a rollback")
+	c.AwaitPods("faas", "app.kubernetes.io/component=control", 2)
+	c.Took("helm rollback")
 	c.Helm("uninstall", "y", "-n", "faas", "--wait", "--timeout", "3m")
 	c.Await("nothing to be left", func() (string, bool) {
 		left := c.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")

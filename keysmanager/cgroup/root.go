@@ -111,8 +111,8 @@ func mkdirAll(folder string) error {
 	return err
 }
 
-// mkdirOwn is mkdirAll for a folder that this process makes folders in. A daemon of another user may
-// have left the folder.
+// mkdirOwn is mkdirAll for a folder that this process makes folders in. A daemon of another user
+// may have left the folder.
 func mkdirOwn(folder string) error {
 	if err := mkdirAll(folder); err != nil {
 		return err

@@ -20,7 +20,8 @@ import (
 const DefaultGateway = "http://127.0.0.1:8080"
 
 // AuthDirEnv names a folder with the files basic-auth-user and basic-auth-password, as `up
-// --basic-auth-dir` has them. A pod mounts a Secret there, so that no command line has the password.
+// --basic-auth-dir` has them. A pod mounts a Secret there, so that no command line has the
+// password.
 const AuthDirEnv = "STAGECOACH_BASIC_AUTH_DIR"
 
 // Dial returns a client for a gateway, by default the one that the environment names. It uses the
