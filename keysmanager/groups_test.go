@@ -23,7 +23,7 @@ type realGroups struct{ *cgroup.Root }
 
 type realGroup struct{ *cgroup.Group }
 
-func (g realGroups) Create(name string, l GroupLimits) (Group, error) {
+func (g realGroups) Create(name, _ string, l GroupLimits) (Group, error) {
 	made, err := g.Root.Create(name, cgroup.Limits{Memory: l.Memory, CPUMilli: l.CPUMilli, PIDs: l.PIDs})
 	return realGroup{made}, err
 }
@@ -32,6 +32,8 @@ func (g realGroups) Adopt(name string) (Group, error) {
 	found, err := g.Root.Adopt(name)
 	return realGroup{found}, err
 }
+
+func (g realGroup) Enforce(int) error { return g.Group.Enforce() }
 
 func (g realGroup) Usage() (GroupUsage, error) {
 	u, err := g.Group.Usage()
@@ -197,7 +199,7 @@ func TestGroupsOfAnEarlierDaemon(t *testing.T) {
 	kept := first.store.processes["kept"].entry
 	first.store.mu.Unlock()
 	first.Detach()
-	if _, err := g.Create("left", GroupLimits{}); err != nil {
+	if _, err := g.Create("left", "", GroupLimits{}); err != nil {
 		t.Fatal(err)
 	}
 	second := newNode(t, change)

@@ -52,7 +52,7 @@ type heardPlane struct {
 type controls struct {
 	u      *up
 	bus    *queue.Bus
-	yields chan error // gets why this process must not lead any more
+	resigns chan error // gets why this process must not lead any more
 
 	mu      sync.Mutex
 	address string // of this process, for the others
@@ -71,7 +71,7 @@ func (l *leading) openControls(context.Context) error {
 		return err
 	}
 	u.onClose(func() error { nc.Close(); return nil })
-	c := &controls{u: u, bus: queue.NewBus(nc), yields: make(chan error, 1), heard: map[string]heardPlane{}}
+	c := &controls{u: u, bus: queue.NewBus(nc), resigns: make(chan error, 1), heard: map[string]heardPlane{}}
 	l.controls = c
 	stop, err := c.bus.Hear(announceName, c.hear)
 	if err != nil {
@@ -94,7 +94,7 @@ func (c *controls) self() controlPlane {
 	return is
 }
 
-// run announces this process until ctx ends. If this process leads and should not, it yields.
+// run announces this process until ctx ends. If this process leads and should not, it resigns.
 func (c *controls) run(ctx context.Context) error {
 	tick := time.NewTicker(announceEvery)
 	defer tick.Stop()
@@ -104,7 +104,7 @@ func (c *controls) run(ctx context.Context) error {
 			return err
 		}
 		_ = c.bus.Announce(announceName, b) // the next one may be sent
-		c.yield()
+		c.resign()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -17,7 +17,7 @@ type nodeGroups struct{ *cgroup.Root }
 type nodeGroup struct{ *cgroup.Group }
 
 // Create implements keysmanager.Groups.
-func (g nodeGroups) Create(name string, l keysmanager.GroupLimits) (keysmanager.Group, error) {
+func (g nodeGroups) Create(name, _ string, l keysmanager.GroupLimits) (keysmanager.Group, error) {
 	made, err := g.Root.Create(name, cgroup.Limits{Memory: l.Memory, CPUMilli: l.CPUMilli, PIDs: l.PIDs})
 	if err != nil {
 		return nil, err
@@ -33,6 +33,9 @@ func (g nodeGroups) Adopt(name string) (keysmanager.Group, error) {
 	}
 	return nodeGroup{found}, nil
 }
+
+// Enforce implements keysmanager.Group.
+func (g nodeGroup) Enforce(int) error { return g.Group.Enforce() }
 
 // Usage implements keysmanager.Group.
 func (g nodeGroup) Usage() (keysmanager.GroupUsage, error) {

@@ -96,6 +96,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
 	c.tunnel.addFlags(fs)
 	c.runtime.addFlags(fs)
+	c.runtime.pods.addFlags(fs)
 	c.runtime.addImageFlags(fs)
 	c.runtime.addSparesFlag(fs)
 	c.network.plugins = defaults.Isolation.CNIBinDir
@@ -276,6 +277,23 @@ func (d *daemon) openImages(ctx context.Context) (*nodeImages, error) {
 	return fetched, nil
 }
 
+// openNetworks opens the networks of replicas. Pods have those of their cluster.
+func (d *daemon) openNetworks() (networks, error) {
+	if d.cfg.runtime.Name == runtimePod {
+		return networks{}, nil
+	}
+	return openNetworks(d.cfg.network, "keysmanager", d.cfg.state, d.log)
+}
+
+// openGroups opens the cgroups of replicas. Pods have those of the kubelet.
+func (d *daemon) openGroups() (groups keysmanager.Groups, done func(), err error) {
+	if d.cfg.runtime.Name == runtimePod {
+		return d.cfg.runtime.pods.openGroups(d.log)
+	}
+	groups, done = openGroups(d.cfg.node, d.cfg.state, d.log)
+	return groups, done, nil
+}
+
 // openKeys creates the KeysManager, which adopts the processes of an earlier one.
 func (d *daemon) openKeys(ctx context.Context, found *images) error {
 	processes, err := launchWarden(ctx, d.cfg.state, d.cfg.runtime, nodeID(d.cfg.node, d.cfg.state))
@@ -288,7 +306,7 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return err
 	}
 	d.onClose(func() { _ = users.close() })
-	nets, err := openNetworks(d.cfg.network, "keysmanager", d.cfg.state, d.log)
+	nets, err := d.openNetworks()
 	if err != nil {
 		return err
 	}
@@ -302,8 +320,11 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return fmt.Errorf("--devices: %w", err)
 	}
 	d.onClose(done)
-	groups, done := openGroups(d.cfg.node, d.cfg.state, d.log)
-	d.onClose(done)
+	groups, undo, err := d.openGroups()
+	if err != nil {
+		return err
+	}
+	d.onClose(undo)
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: found, ORT: d.cfg.ort,
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: d.cfg.runtime.watchdog(nodeID(d.cfg.node, d.cfg.state)), Warden: processes, Accounts: users.forKeys(), Devices: devices,

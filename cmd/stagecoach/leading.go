@@ -236,7 +236,7 @@ func (l *leading) run(ctx context.Context) {
 				l.deposed <- err
 				return
 			}
-		case err := <-l.controls.yields:
+		case err := <-l.controls.resigns:
 			if l.leads() {
 				l.ended.Store(true)
 				l.stopAsync()

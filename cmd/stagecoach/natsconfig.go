@@ -28,6 +28,8 @@ type NATSConfig struct {
 	Key   string   `yaml:"key"`   // file with its key
 	// Servers that keep each stream; 0: three, or one if the cluster has fewer than three servers.
 	Replicas int `yaml:"replicas"`
+	// How long the start waits for the first server that answers.
+	Wait time.Duration `yaml:"wait"`
 }
 
 // joining reports whether nodes can join.
@@ -75,6 +77,9 @@ func (c *NATSConfig) validate(bad func(path string, got any, want string)) {
 	if (c.Cert == "") != (c.Key == "") {
 		bad("nats.cert", fmt.Sprintf("%q", c.Cert), "nats.cert and nats.key, or neither")
 	}
+	if c.Wait < 0 || c.Wait > 0 && !c.outside() {
+		bad("nats.wait", c.Wait, "0 or more, and 0 without nats.urls")
+	}
 	if n := c.Replicas; n < 0 || n > 5 || n > 0 && n%2 == 0 {
 		bad("nats.replicas", n, "1, 3 or 5, or 0 for what the cluster has")
 	} else if n > 0 && !c.outside() {
@@ -86,7 +91,7 @@ func (c *NATSConfig) validate(bad func(path string, got any, want string)) {
 // outside. keys are nil without a cluster key.
 func (c *Config) openBroker(ctx context.Context, server queue.ServerConfig, keys *clusterKeys) (queue.Broker, error) {
 	if n := c.NATS; n.outside() {
-		return c.outsideBroker(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Log: server.Log}, keys)
+		return c.outsideBroker(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Wait: n.Wait, Log: server.Log}, keys)
 	}
 	server.Dir, server.Sync = filepath.Join(c.State, "nats"), c.Journal.Sync
 	if server.Sync == 0 {

@@ -287,6 +287,9 @@ func TestConfigReference(t *testing.T) {
 		todo = todo[1:]
 		if f.value.Kind() == reflect.Struct {
 			for i := range f.value.NumField() {
+				if !f.value.Type().Field(i).IsExported() {
+					continue
+				}
 				name := f.value.Type().Field(i).Tag.Get("yaml")
 				todo = append(todo, field{f.value.Field(i), strings.TrimPrefix(f.path+"."+name, ".")})
 			}

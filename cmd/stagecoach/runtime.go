@@ -20,7 +20,7 @@ import (
 
 // RuntimeConfig says in what the processes of functions run.
 type RuntimeConfig struct {
-	Name      string `yaml:"name"`      // process, containerd
+	Name      string `yaml:"name"`      // process, containerd; pod for a pod of a DaemonSet
 	Address   string `yaml:"address"`   // path of containerd's socket
 	Namespace string `yaml:"namespace"` // of containerd, in which the containers are
 	// Snapshotter of containerd that unpacks images.
@@ -34,21 +34,27 @@ type RuntimeConfig struct {
 	CDIDevices string `yaml:"cdiDevices"`
 	// Spare containers that a function may have on each node.
 	Spares int `yaml:"spares"`
+
+	pods podsConfig // of a daemon that is a pod of Kubernetes
 }
 
 // The runtimes.
 const (
 	runtimeProcess    = "process"
 	runtimeContainerd = "containerd"
+	runtimePod        = "pod"
 )
 
 func defaultRuntime() RuntimeConfig {
-	return RuntimeConfig{Name: runtimeProcess, Address: container.Address, Namespace: container.Namespace, Snapshotter: contained.DefaultSnapshotter, HostsDir: contained.DefaultHostsDir}
+	return RuntimeConfig{Name: runtimeProcess, pods: podsConfig{folder: "/var/lib/kubelet/pods"}, Address: container.Address, Namespace: container.Namespace, Snapshotter: contained.DefaultSnapshotter, HostsDir: contained.DefaultHostsDir}
 }
 
 // String names the runtime; empty: processes.
 func (c RuntimeConfig) String() string {
-	if c.Name != runtimeContainerd {
+	switch c.Name {
+	case runtimePod:
+		return "pods of Kubernetes"
+	case runtimeProcess:
 		return ""
 	}
 	return fmt.Sprintf("containers of containerd at %s, namespace %s", c.Address, c.Namespace)
@@ -62,7 +68,7 @@ var runtimeFlags = map[string]string{
 }
 
 func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
-	fs.StringVar(&c.Name, runtimeFlags["name"], c.Name, "in what functions run: process or containerd")
+	fs.StringVar(&c.Name, runtimeFlags["name"], c.Name, "in what functions run: process, containerd, or pod (with --pod)")
 	fs.StringVar(&c.Address, runtimeFlags["address"], c.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
 	fs.StringVar(&c.Classes, runtimeFlags["classes"], c.Classes, "NAME=RUNTIME, with commas between: containerd's runtimes that functions may ask for (annotation stagecoach.dev/runtime-class)")
@@ -105,10 +111,11 @@ const nodeFlag = "node"
 
 // arguments returns the flags of c and of the node for another program of the platform.
 func (c RuntimeConfig) arguments(node string) []string {
-	return []string{
+	own := []string{
 		"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace,
 		"--" + runtimeFlags["classes"], c.Classes, "--" + runtimeFlags["cdiDevices"], c.CDIDevices, "--" + nodeFlag, node,
 	}
+	return append(own, c.pods.arguments()...)
 }
 
 // containerdNamespace matches the namespaces that containerd accepts.
@@ -119,8 +126,8 @@ const maxContainerdNamespace = 76
 
 // validate reports the invalid fields.
 func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
-	if c.Name != runtimeProcess && c.Name != runtimeContainerd {
-		bad("name", fmt.Sprintf("%q", c.Name), runtimeProcess+" or "+runtimeContainerd)
+	if !slices.Contains([]string{runtimeProcess, runtimeContainerd, runtimePod}, c.Name) || c.Name == runtimePod && !c.pods.is() {
+		bad("name", fmt.Sprintf("%q", c.Name), runtimeProcess+" or "+runtimeContainerd+", or "+runtimePod+" for a `stagecoach keysmanager --pod` with --pod-image and --pod-machine")
 	}
 	if !filepath.IsAbs(c.Address) {
 		bad("address", fmt.Sprintf("%q", c.Address), "the absolute path of containerd's socket, such as "+container.Address)
@@ -205,7 +212,10 @@ func (c RuntimeConfig) lists(name string) func() []node.Container {
 // open opens the runtime of a node, or of one of the node's watchdogs. labels are those of all
 // containers of a watchdog; nil: it is the node's. The caller closes it.
 func (c RuntimeConfig) open(ctx context.Context, node string, labels map[string]string, log *slog.Logger) (sandbox.Runtime, error) {
-	if c.Name != runtimeContainerd {
+	switch c.Name {
+	case runtimePod:
+		return c.pods.open(ctx, labels, log)
+	case runtimeProcess:
 		return sandbox.NewSpawner(), nil
 	}
 	self, err := os.Executable()
@@ -233,7 +243,7 @@ func (c RuntimeConfig) open(ctx context.Context, node string, labels map[string]
 
 // watchdog returns the command of a node's watchdogs.
 func (c RuntimeConfig) watchdog(node string) []string {
-	if c.Name != runtimeContainerd {
+	if c.Name == runtimeProcess {
 		return watchdogLine[:]
 	}
 	return slices.Concat(watchdogLine[:], c.arguments(node))

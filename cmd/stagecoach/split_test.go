@@ -22,9 +22,9 @@ const (
 	// noticed is the time after which the leader knows that the connection with a node is lost: at
 	// most 20 s until the connection ends, and 3 s to connect again. The rest is for a busy machine.
 	noticed = 28 * time.Second
-	// yielded is the time that a leader takes to give the lead to another control plane: 1 s to
-	// notice, 5 s to drain, and the rest for a busy machine.
-	yielded = 8 * time.Second
+	// resigned is the time after noticed in which a leader gives the lead to another control plane: 5 s
+	// to drain, less what noticed has for a busy machine.
+	resigned = 4 * time.Second
 )
 
 // TestPartitions cuts links between the machines of a cluster, at random, while clients send
@@ -69,7 +69,7 @@ func TestPartitions(t *testing.T) {
 		if f.node >= 0 && held > noticed {
 			s.told(f)
 		}
-		if cut := lead >= 0 && strings.HasPrefix(f.name, fmt.Sprintf("control plane %d from all nodes", lead)); cut && held > noticed+yielded && during == lead {
+		if cut := lead >= 0 && strings.HasPrefix(f.name, fmt.Sprintf("control plane %d from all nodes", lead)); cut && held > noticed+resigned && during == lead {
 			t.Errorf("round %d: %s for %v: control plane %d still leads", round, f.name, held, lead)
 		}
 		s.net.Heal()

@@ -31,6 +31,7 @@ func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	node := fs.String(nodeFlag, "", "name of the node, which no other node of the machine has")
 	runs := defaultRuntime()
 	runs.addFlags(fs)
+	runs.pods.addFlags(fs)
 	if err := console.ParseFlags(fs, args); err != nil {
 		return fmt.Errorf("%w (`stagecoach up` starts it, and says in its environment what to run)", err)
 	}

@@ -104,7 +104,7 @@ func images(t *testing.T, c *Cluster, dir string) string {
 }
 
 // install installs the chart from the built programs.
-func install(t *testing.T, c *Cluster) *installed {
+func install(t *testing.T, c *Cluster, more ...string) *installed {
 	t.Helper()
 	dir := t.TempDir()
 	image := images(t, c, dir)
@@ -115,7 +115,7 @@ func install(t *testing.T, c *Cluster) *installed {
 	if err := os.WriteFile(values, fmt.Appendf(nil, chartValues, image, nats, c.Registry), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c.Helm("install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m")
+	c.Helm(append([]string{"install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m"}, more...)...)
 	c.Took("helm install --wait")
 	c.Helm("test", "y", "-n", "faas", "--timeout", "1m")
 	c.Took("helm test")
@@ -132,6 +132,16 @@ func install(t *testing.T, c *Cluster) *installed {
 // stagecoach runs a command on a node.
 func (i *installed) stagecoach(args ...string) string {
 	i.t.Helper()
+	out, err := i.try(args...)
+	if err != nil {
+		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// try runs a command on a node, which may fail.
+func (i *installed) try(args ...string) (string, error) {
+	i.t.Helper()
 	cmd := i.Nodes[0].machine.Command(proctest.Built(i.t, "bin", "stagecoach"), args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -140,10 +150,7 @@ func (i *installed) stagecoach(args ...string) string {
 	if err == nil {
 		err = cmd.Wait()
 	}
-	if err != nil {
-		i.t.Fatalf("stagecoach %q: %v\n%s", args, err, &out)
-	}
-	return out.String()
+	return out.String(), err
 }
 
 // call calls the function upper, and returns what it answers, or the error.

@@ -50,8 +50,13 @@ func (c *Cluster) Image(ref string, files map[string]string, entrypoint ...strin
 	return c.image(ref, files, v1.Config{Entrypoint: entrypoint})
 }
 
-// image is [Cluster.Image] with more of the image's configuration.
-func (c *Cluster) image(ref string, files map[string]string, as v1.Config) string {
+// Stage is Image for a stage, whose program is /stage.
+func (c *Cluster) Stage(ref string, files map[string]string, env ...string) string {
+	c.t.Helper()
+	return c.image(ref, files, v1.Config{Entrypoint: []string{"/stage"}, Env: env, Labels: map[string]string{"dev.stagecoach.protocol": "1"}})
+}
+
+func (c *Cluster) image(ref string, files map[string]string, runs v1.Config) string {
 	c.t.Helper()
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -79,7 +84,7 @@ func (c *Cluster) image(ref string, files map[string]string, as v1.Config) strin
 		c.t.Fatal(err)
 	}
 	config.OS, config.Architecture = "linux", runtime.GOARCH
-	config.Config = as
+	config.Config = runs
 	if image, err = mutate.ConfigFile(image, config); err != nil {
 		c.t.Fatal(err)
 	}

@@ -161,7 +161,7 @@ func TestProgramIsEndedForMemoryAsItsRuntimeIs(t *testing.T) {
 	r := open(t, s)
 	defer r.Close()
 	p := start(t, r, sleeper())
-	if b, err := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/oom_score_adj"); err != nil || strings.TrimSpace(string(b)) != "321" {
+	if b, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID()) + "/oom_score_adj"); err != nil || strings.TrimSpace(string(b)) != "321" {
 		t.Errorf("%q, %v, want 321", b, err)
 	}
 }
@@ -218,7 +218,7 @@ func TestCopiedFilesAreInMemory(t *testing.T) {
 	if err != nil || !strings.Contains(string(mounts), "tmpfs "+filepath.Join(p.folder.path, memoryFolder)+" ") {
 		t.Errorf("%v, want a file system in memory in %s:\n%s", err, p.folder.path, mounts)
 	}
-	if b, err := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/root/secrets/token"); err != nil || string(b) != "secret" {
+	if b, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID()) + "/root/secrets/token"); err != nil || string(b) != "secret" {
 		t.Errorf("%q, %v, want the secret", b, err)
 	}
 	r.Close()

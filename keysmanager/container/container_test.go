@@ -201,7 +201,7 @@ func TestProgramIsConfined(t *testing.T) {
 	r := open(t, s)
 	defer r.Close()
 	p := start(t, r, sleeper())
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,12 +212,12 @@ func TestProgramIsConfined(t *testing.T) {
 	}
 	for _, ns := range []string{"pid", "ipc", "uts", "mnt"} {
 		own, err := os.Readlink("/proc/self/ns/" + ns)
-		its, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", p.pid, ns))
+		its, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", p.PID(), ns))
 		if err := errors.Join(err, err2); err != nil || own == its {
 			t.Errorf("namespace %s: %s, %v, want another one than this process's", ns, its, err)
 		}
 	}
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root", p.pid))
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root", p.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestProgramIsConfined(t *testing.T) {
 		t.Errorf("devices: %s, want those of /dev alone", devices)
 	}
 	// Its socket has gone.
-	if left, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/dev/stagecoach/run", p.pid)); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/dev/stagecoach/run", p.PID())); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v, want an empty folder", left, err)
 	}
 }

@@ -139,7 +139,7 @@ func TestGroupOfAFamilyIsItsContainers(t *testing.T) {
 		}
 	}
 	for _, controller := range []string{"cpu", "cpuacct", "memory", "pids"} {
-		for pid, want := range map[int]string{p.init: "family-z", p.pid: "family-z/z", child: "family-z/child"} {
+		for pid, want := range map[int]string{p.init: "family-z", p.PID(): "family-z/z", child: "family-z/child"} {
 			if got := hierarchies(t, pid)[controller]; !strings.HasSuffix(got, "/stagecoach/"+s.Namespace+"/"+want) {
 				t.Errorf("%s of process %d: %s, want %s", controller, pid, got, want)
 			}
@@ -170,7 +170,7 @@ func TestGroupOfAFamilyIsItsContainers(t *testing.T) {
 	if !ok {
 		t.Fatalf("metrics of type %T", data)
 	}
-	if want := threadsOf(t, p.init, p.pid, child); int(seen.Pids.GetCurrent()) != want {
+	if want := threadsOf(t, p.init, p.PID(), child); int(seen.Pids.GetCurrent()) != want {
 		t.Errorf("containerd counts %d processes and threads, want %d", seen.Pids.GetCurrent(), want)
 	}
 	var sum int64
@@ -243,7 +243,7 @@ func TestContainersOutliveAFullLimitOnProcesses(t *testing.T) {
 					t.Fatalf("it says %q, %v, want full", out.Text(), out.Err())
 				}
 				for range 200 {
-					for _, pid := range []int{p.init, p.pid} { // the first process hands it on
+					for _, pid := range []int{p.init, p.PID()} { // the first process hands it on
 						if err := unix.Kill(pid, unix.SIGUSR1); err != nil {
 							t.Fatal(err)
 						}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container/guest"
 )
 
 // process is a container and the program in it. Its fields but status are set before start returns
@@ -26,8 +27,7 @@ type process struct {
 	init      int                  // number of the container's first process; 0: none yet
 	initEnd   *os.File             // is readable once that has ended; nil: none yet
 	conn      *entry.Conn          // nil: none yet
-	pid       int                  // number of the program; 0: none yet
-	pidfd     *os.File             // of the program; nil: none yet
+	guest     *guest.Guest         // the program; nil: none yet
 	ended     chan struct{}        // closed when it has ended; then status is set. nil: it never ran
 	status    unix.WaitStatus
 
@@ -61,23 +61,10 @@ func (p *process) call(ctx context.Context, do func(ctx context.Context) error) 
 }
 
 // PID implements sandbox.Process.
-func (p *process) PID() int { return p.pid }
+func (p *process) PID() int { return p.guest.PID() }
 
 // Signal implements sandbox.Process.
-func (p *process) Signal(s syscall.Signal) error { return signal(p.pidfd, s) }
-
-// signal signals the process of a pidfd. A closed one stands for a process that has ended.
-func signal(pidfd *os.File, s syscall.Signal) error {
-	raw, err := pidfd.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	if raw.Control(func(fd uintptr) { failed = unix.PidfdSendSignal(int(fd), s, nil, 0) }) != nil {
-		return os.ErrProcessDone
-	}
-	return failed
-}
+func (p *process) Signal(s syscall.Signal) error { return p.guest.Signal(s) }
 
 // watch notes the first process of the container.
 func (p *process) watch(pid int) error {
@@ -110,7 +97,7 @@ func (p *process) readInit() error {
 }
 
 // killInit kills the first process, if it has not ended.
-func (p *process) killInit() { _ = signal(p.initEnd, unix.SIGKILL) }
+func (p *process) killInit() { _ = guest.Signal(p.initEnd, unix.SIGKILL) }
 
 // whenInitEnds calls f when the first process ends. stop undoes that, and waits for f.
 func (p *process) whenInitEnds(f func()) (stop func()) {
@@ -251,8 +238,8 @@ func (p *process) end() {
 		_ = p.awaitInit(time.Now().Add(settleTime))
 		_ = p.initEnd.Close()
 	}
-	if p.pidfd != nil {
-		_ = p.pidfd.Close()
+	if p.guest != nil {
+		p.guest.Close()
 	}
 }
 

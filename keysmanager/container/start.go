@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -13,9 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
-
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container/guest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -77,7 +75,7 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command, calls *sync.Wait
 		return nil, err
 	}
 	of := r.record(c)
-	of.PID = p.pid
+	of.PID = p.PID()
 	if err := p.folder.setRecord(of); err != nil {
 		return nil, err
 	}
@@ -133,59 +131,6 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 		return errors.Join(fmt.Errorf("its first program does not connect: %w", err), p.initEnded(ctx))
 	}
 	p.conn = conn
-	keep := context.AfterFunc(ctx, conn.Close)
-	defer keep()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer null.Close()
-	files := []*os.File{c.Stdin, c.Stdout, c.Stderr}
-	for i := range files {
-		if files[i] == nil {
-			files[i] = null
-		} else if c.Chroot != "" {
-			ownPipe(files[i], o.UID, o.GID)
-		}
-	}
-	files = append(files, c.Files...)
-	wanted := entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir}
-	if c.Held {
-		wanted = wanted.Held(len(files) - 1)
-	}
-	inside, err := conn.Begin(wanted, files, until)
-	if err != nil {
-		return err
-	}
-	if p.pid, err = sandbox.PIDsOf(p.init).Outside(inside); err != nil {
-		return fmt.Errorf("process %d of container %s: %w", inside, p.id, err)
-	}
-	// The process is not reaped yet, so the number is its own.
-	fd, err := unix.PidfdOpen(p.pid, 0)
-	if err != nil {
-		return fmt.Errorf("process %d: %w", p.pid, err)
-	}
-	p.pidfd = os.NewFile(uintptr(fd), "pidfd")
-	if err := conn.Go(); err != nil {
-		return err
-	}
-	if !keep() { // the connection is closed, or about to be
-		return context.Cause(ctx)
-	}
-	return nil
-}
-
-// ownPipe makes a user the owner of a pipe, so that the user's program can open it again as
-// /dev/stdout. Other files stay as they are.
-func ownPipe(f *os.File, uid, gid int) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Control(func(fd uintptr) { // if it fails, only that opening fails
-		var st unix.Stat_t
-		if unix.Fstat(int(fd), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
-			_ = unix.Fchown(int(fd), uid, gid)
-		}
-	})
+	p.guest, err = guest.Begin(ctx, conn, c, o, p.init, until)
+	return err
 }

@@ -55,10 +55,9 @@ func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	if first.Memory > 0 {
 		first.Memory += first.Platform
 	}
-	first.Platform = 0
 	// There is no CPU limit during the start, because other processes wait for threads that start it.
 	first.CPUMilli = 0
-	g, err := r.pool.cfg.Groups.Create(id, first)
+	g, err := r.pool.cfg.Groups.Create(id, function, first)
 	if err != nil {
 		return nil, err
 	}

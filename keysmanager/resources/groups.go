@@ -9,9 +9,9 @@ import (
 // FAMILY/NAME is that of a group in the folder of a family, which is a zygote and its children. The
 // family's first group is the zygote's. Package cgroup implements Groups.
 type Groups interface {
-	// Create creates an empty group with these limits. An earlier group of this name is removed, and
-	// its processes are killed.
-	Create(name string, l Limits) (Group, error)
+	// Create creates an empty group of a function's process with these limits. An earlier group of
+	// this name is removed, and its processes are killed.
+	Create(name, function string, l Limits) (Group, error)
 	// Adopt returns the group of this name that an earlier daemon has made. Its limits do not change.
 	Adopt(name string) (Group, error)
 	// Retain removes all groups except these, and kills the processes in the groups that it removes.
@@ -24,9 +24,9 @@ type Group interface {
 	// Files opens the files by which a process enters the group: it writes "0" to each. The caller
 	// closes them. See sandbox.Command.Groups.
 	Files() ([]*os.File, error)
-	// Enforce puts the limits of a family's first group into force, once its process runs. For other
-	// groups it does nothing.
-	Enforce() error
+	// Enforce puts the limits of a group into force that could not be earlier: those of a family's
+	// first process, which runs now with this number.
+	Enforce(pid int) error
 	// SetCPU sets the CPU limit of all processes of the group together, in thousandths of a core; 0:
 	// no limit.
 	SetCPU(milli int) error
@@ -40,7 +40,8 @@ type Group interface {
 // Limits bound the processes of a group together; 0: no limit.
 type Limits struct {
 	Memory int64 `json:"memory,omitempty"` // bytes, without swap, of the function's own processes
-	// Bytes in addition to Memory, for a process of the platform in the group.
+	// Bytes in addition to Memory, for a process of the platform in the group. Groups get a sum in
+	// Memory.
 	Platform int64 `json:"platform,omitempty"`
 	CPUMilli int   `json:"cpuMilli,omitempty"` // thousandths of a core
 	PIDs     int   `json:"pids,omitempty"`     // processes and threads

@@ -194,7 +194,7 @@ func (r *Reservation) Start(ctx context.Context, t Tenant, who AccountUser, p wa
 	if p.Command.Platform = who != Itself; who == Itself {
 		p.Command.Options = t.Options
 	}
-	p.Command.Labels = map[string]string{sandbox.LabelFunction: t.Function, sandbox.LabelImage: t.Image, sandbox.LabelReplica: cmp.Or(r.replica, p.Name)}
+	p.Command.Labels = map[string]string{sandbox.LabelFunction: t.Function, sandbox.LabelImage: t.Image, sandbox.LabelReplica: cmp.Or(r.replica, p.Name), sandbox.LabelEntry: p.Name}
 	if r.pool.cfg.Accounts == nil || who == Nobody {
 		return r.launch(ctx, p)
 	}
@@ -212,7 +212,7 @@ func (r *Reservation) Start(ctx context.Context, t Tenant, who AccountUser, p wa
 // launch asks the warden to start a process, and puts the limits of its cgroup into force.
 func (r *Reservation) launch(ctx context.Context, p warden.Process) (pid int, err error) {
 	if pid, err = r.pool.cfg.Warden.Start(ctx, p); err == nil && r.group != nil {
-		if failed := r.group.group.Enforce(); failed != nil {
+		if failed := r.group.group.Enforce(pid); failed != nil {
 			r.pool.cfg.Log.Warn("a process has no limits", "name", p.Name, "error", failed)
 		}
 	}

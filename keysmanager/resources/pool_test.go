@@ -20,7 +20,7 @@ func (g *fakeGroups) note(format string, args ...any) {
 }
 
 // Create implements Groups.
-func (g *fakeGroups) Create(name string, _ Limits) (Group, error) {
+func (g *fakeGroups) Create(name, _ string, _ Limits) (Group, error) {
 	g.note("create %s", name)
 	return &fakeGroup{g, name}, nil
 }
@@ -40,7 +40,7 @@ type fakeGroup struct {
 }
 
 func (g *fakeGroup) Files() ([]*os.File, error) { return nil, nil }
-func (g *fakeGroup) Enforce() error             { return nil }
+func (g *fakeGroup) Enforce(int) error          { return nil }
 func (g *fakeGroup) SetCPU(int) error           { return nil }
 func (g *fakeGroup) Usage() (GroupUsage, error) { return GroupUsage{CPU: time.Second}, nil }
 func (g *fakeGroup) Remove() error              { g.all.note("remove %s", g.name); return nil }

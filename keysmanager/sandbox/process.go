@@ -122,6 +122,7 @@ const (
 	LabelFunction = "function"
 	LabelImage    = "image"   // the name that the node knows
 	LabelReplica  = "replica" // or what else it is, such as a zygote
+	LabelEntry    = "entry"   // unique name of the process on its node
 )
 
 // name is one of the machine's files for resolving names, and the file that replaces it. If from is

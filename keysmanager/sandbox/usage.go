@@ -129,6 +129,13 @@ func measure(pid int) (s sample, memory int64, err error) {
 	return s, memory, nil
 }
 
+// Tree returns what a process and all its descendants have: memory in bytes, as [PSS] counts it,
+// and the time for which they have used processors.
+func Tree(pid int) (memory int64, cpu time.Duration, err error) {
+	s, memory, err := measure(pid)
+	return memory, s.cpu, err
+}
+
 // tick is the kernel's unit of time in /proc. It is the same on every Linux that Go supports.
 const tick = time.Second / 100
 

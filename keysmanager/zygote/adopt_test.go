@@ -20,7 +20,7 @@ import (
 // leftGroups are the cgroups that an earlier daemon has left.
 type leftGroups map[string]bool
 
-func (g leftGroups) Create(string, resources.Limits) (resources.Group, error) {
+func (g leftGroups) Create(string, string, resources.Limits) (resources.Group, error) {
 	return nil, errors.ErrUnsupported
 }
 

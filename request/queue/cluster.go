@@ -32,7 +32,9 @@ type ClusterConfig struct {
 	// Replicas is the number of servers that keep each stream. 0: three, or one if the cluster has
 	// fewer than three servers.
 	Replicas int
-	Log      *slog.Logger
+	// Wait is how long OpenCluster waits for the first server that answers.
+	Wait time.Duration
+	Log  *slog.Logger
 }
 
 // access returns how a control plane connects.
@@ -94,7 +96,7 @@ func OpenCluster(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 	c := &Cluster{cfg: cfg, streams: map[string]int{}}
 	c.disk = newDisk(c, "", cfg.Log)
 	c.disk.cluster = c
-	if err := c.checkServers(); err != nil {
+	if err := c.awaitServers(ctx); err != nil {
 		return nil, err
 	}
 	var err error
@@ -147,6 +149,30 @@ func (c *Cluster) closeConns() {
 	}
 }
 
+// errAway means that no server of a cluster answers.
+var errAway = errors.New("queue: no server of the NATS cluster can be reached")
+
+// awaitServers checks the servers, and waits for the first one that answers.
+func (c *Cluster) awaitServers(ctx context.Context) error {
+	begin, told := time.Now(), false
+	for {
+		err := c.checkServers()
+		left := c.cfg.Wait - time.Since(begin)
+		if !errors.Is(err, errAway) || left <= 0 {
+			return err
+		}
+		if !told {
+			c.cfg.Log.Warn("waiting for NATS", "most", c.cfg.Wait, "error", err)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		case <-time.After(min(left, startAgain)):
+		}
+	}
+}
+
 // checkServers connects to all servers at the same time, and returns an error if one is too old, or
 // if none answers.
 func (c *Cluster) checkServers() error {
@@ -168,7 +194,7 @@ func (c *Cluster) checkServers() error {
 		return err
 	}
 	if !slices.Contains(away, nil) {
-		return fmt.Errorf("no server of %s can be reached: %w", c, errors.Join(away...))
+		return fmt.Errorf("%w: %w", errAway, errors.Join(away...))
 	}
 	for _, err := range away {
 		if err != nil {

@@ -171,6 +171,38 @@ func TestSmallClusterKeepsOneCopy(t *testing.T) {
 	}
 }
 
+// onLog calls itself with each message that is logged.
+type onLog func(message string)
+
+func (f onLog) Enabled(context.Context, slog.Level) bool { return true }
+func (f onLog) WithAttrs([]slog.Attr) slog.Handler       { return f }
+func (f onLog) WithGroup(string) slog.Handler            { return f }
+func (f onLog) Handle(_ context.Context, r slog.Record) error {
+	f(r.Message)
+	return nil
+}
+
+// TestStartWaitsForServers starts the server once OpenCluster says that it waits for it.
+func TestStartWaitsForServers(t *testing.T) {
+	t.Parallel()
+	of := natstest.Start(t, 1)
+	of.Kill(0)
+	log := slog.New(slog.DiscardHandler)
+	if _, err := OpenCluster(t.Context(), ClusterConfig{URLs: of.URLs(), Log: log}); !errors.Is(err, errAway) {
+		t.Fatalf("without a server: %v, want errAway", err)
+	}
+	waits := slog.New(onLog(func(message string) {
+		if message == "waiting for NATS" {
+			of.Run(0)
+		}
+	}))
+	c, err := OpenCluster(t.Context(), ClusterConfig{URLs: of.URLs(), Wait: time.Minute, Log: waits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+}
+
 // TestFullClusterRefusesRecords fills the disk of a server outside. Records are refused with
 // ErrStopped and the cluster's name. After the server got room and was started again, no accepted
 // record is lost.

@@ -176,5 +176,5 @@ volumeClaimTemplates:
 {{- end }}
 
 {{- define "stagecoach.capabilities" -}}
-CHOWN, DAC_OVERRIDE, KILL, NET_ADMIN, NET_BIND_SERVICE, SETGID, SETPCAP, SETUID, SYS_ADMIN, SYS_CHROOT
+CHOWN, DAC_OVERRIDE, KILL, NET_ADMIN, NET_BIND_SERVICE, SETGID, SETPCAP, SETUID, SYS_ADMIN, SYS_CHROOT{{ if eq .Values.keysManager.runtime "pod" }}, SYS_PTRACE{{ end }}
 {{- end }}

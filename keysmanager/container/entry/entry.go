@@ -194,17 +194,24 @@ func Listen(path string, uid, gid int) (Listener, error) {
 // Accept waits for the first program, whose number on this machine is pid. Other processes are
 // refused. The socket is removed when Accept returns.
 func (l Listener) Accept(pid int, until time.Time) (*Conn, error) {
+	conn, _, err := l.AcceptFrom(func(of int) bool { return of == pid }, until)
+	return conn, err
+}
+
+// AcceptFrom is Accept for a first program whose number on this machine is not known yet. wanted
+// reports whether a process is the one. AcceptFrom returns its number.
+func (l Listener) AcceptFrom(wanted func(pid int) bool, until time.Time) (_ *Conn, pid int, err error) {
 	defer l.Close()
 	if err := l.l.SetDeadline(until); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	for {
 		c, err := l.l.AcceptUnix()
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		if who, err := peer(c); err == nil && int(who.Pid) == pid {
-			return &Conn{c}, nil
+		if who, err := peer(c); err == nil && wanted(int(who.Pid)) {
+			return &Conn{c}, int(who.Pid), nil
 		}
 		_ = c.Close()
 	}

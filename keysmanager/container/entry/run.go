@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,33 +20,83 @@ import (
 // killed is the exit status of a container whose Runtime has gone.
 const killed = 128 + int(unix.SIGKILL)
 
+// First arguments of stagecoach-init, in place of those of the first program of a container of
+// containerd.
+const (
+	// PodCommand makes it the first program of a pod of Kubernetes. The socket may appear later than
+	// the program. The program gets no signals from the pod: its Runtime hears of the pod's end, too.
+	PodCommand = "pod"
+	// CopyCommand makes it copy itself to the path that is its second argument.
+	CopyCommand = "copy"
+)
+
 // Main is the program stagecoach-init: the first program of a container, or a hook. It never
 // returns.
 func Main() {
-	if len(os.Args) < 2 || os.Args[1] != EnterGroups {
-		run()
+	var command string
+	if len(os.Args) > 1 {
+		command = os.Args[1]
 	}
-	if err := enterGroups(os.Stdin, os.Args[2:]); err != nil {
+	var err error
+	switch command {
+	case EnterGroups:
+		err = enterGroups(os.Stdin, os.Args[2:])
+	case CopyCommand:
+		err = copyTo(os.Args[2:])
+	default:
+		run(command == PodCommand)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err) // which the runtime passes on
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
+// copyTo copies this program.
+func copyTo(to []string) error {
+	if len(to) != 1 {
+		return fmt.Errorf("%s %q, want one path", CopyCommand, to)
+	}
+	b, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to[0], b, 0o755) //nolint:gosec // it is a program
+}
+
+// Waits of a pod's first program for its socket.
+const (
+	socketLate  = 2 * time.Minute
+	socketPause = 5 * time.Millisecond
+)
+
+// dial connects to the Runtime. In a pod, it waits for the socket.
+func dial(pod bool) (*net.UnixConn, error) {
+	for begin := time.Now(); ; time.Sleep(socketPause) {
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(Folder, Socket), Net: "unixpacket"})
+		if err == nil || !pod || time.Since(begin) > socketLate {
+			return conn, err
+		}
+	}
+}
+
 // run is the first program of a container. It never returns.
-func run() {
+func run(pod bool) {
 	makeThreads()
 	// The program has the same user. It must not look into this process, nor take its socket.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		os.Exit(fail(nil, fmt.Errorf("undumpable: %w", err)))
 	}
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(Folder, Socket), Net: "unixpacket"})
+	// SIGCHLD wakes the loop of reap.
+	signals := make(chan os.Signal, 64)
+	if signal.Notify(signals); pod {
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
+	}
+	conn, err := dial(pod)
 	if err != nil {
 		os.Exit(fail(nil, err))
 	}
-	// SIGCHLD wakes the loop of reap.
-	signals := make(chan os.Signal, 64)
-	signal.Notify(signals)
 	pid, err := begin(conn)
 	if err != nil {
 		os.Exit(fail(conn, err))

@@ -41,9 +41,9 @@ func (c *controls) cutOff() (heard int) {
 	return heard
 }
 
-// yield ends the lead of this process if it reaches no node and another control plane does. A wrong
+// resign ends the lead of this process if it reaches no node and another control plane does. A wrong
 // rule of a firewall at one machine would otherwise stop all functions.
-func (c *controls) yield() {
+func (c *controls) resign() {
 	heard := c.cutOff()
 	if heard == 0 {
 		return
@@ -53,7 +53,7 @@ func (c *controls) yield() {
 		return
 	}
 	select {
-	case c.yields <- fmt.Errorf("%w: it hears %d nodes and reaches none of them, but control plane %s reaches %d", errAgain, heard, to.Name, to.Reaches):
+	case c.resigns <- fmt.Errorf("%w: it hears %d nodes and reaches none of them, but control plane %s reaches %d", errAgain, heard, to.Name, to.Reaches):
 	default: // it has been said
 	}
 }

@@ -1,0 +1,122 @@
+// Package kube reads and writes objects of Kubernetes from inside a pod: Secrets and Pods. It talks
+// to the API server with the pod's service account, and needs no library of Kubernetes.
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// accountFolder is where a pod has the credentials of its service account.
+const accountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// maxAnswer bounds an answer of the API server, in bytes. A Secret has at most 1 MiB.
+const maxAnswer = 4 << 20
+
+// ErrNoPod means that this process does not run in a pod with a service account.
+var ErrNoPod = errors.New("kube: this process is not in a pod that has a service account's token")
+
+// Client calls the API server. It is safe for concurrent use.
+type Client struct {
+	base    string // URL of the API server
+	account string // folder with the file token, which the kubelet renews
+	http    *http.Client
+}
+
+// InPod returns a client for the API server of the cluster that this pod belongs to.
+func InPod() (*Client, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, fmt.Errorf("%w: KUBERNETES_SERVICE_HOST is not set", ErrNoPod)
+	}
+	return New("https://"+net.JoinHostPort(host, port), accountFolder)
+}
+
+// New returns a client for the API server at a URL. account is a folder with a service account's
+// credentials: the files token and ca.crt, the certificate of the API server's authority.
+func New(base, account string) (*Client, error) {
+	ca, err := os.ReadFile(filepath.Join(account, "ca.crt"))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoPod, err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("kube: %s/ca.crt has no certificate", account)
+	}
+	// With its own TLS configuration, it speaks HTTP/1.1: a request that has timed out closes its
+	// connection. With HTTP/2, a dead connection would be used again.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: 32}
+	return &Client{base, account, &http.Client{Transport: transport, Timeout: 20 * time.Second}}, nil
+}
+
+// mergePatch is the content type of a patch in the form of RFC 7386.
+const mergePatch = "application/merge-patch+json"
+
+// do sends a request for a path of the API server, and returns the answer's body.
+func (c *Client) do(ctx context.Context, method, path, kind string, body []byte) ([]byte, error) {
+	token, err := os.ReadFile(filepath.Join(c.account, "token"))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoPod, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	req.Header.Set("Accept", "application/json")
+	if kind != "" {
+		req.Header.Set("Content-Type", kind)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		return nil, refusal(resp.StatusCode, b)
+	}
+	return b, nil
+}
+
+// Refused is an answer of the API server that is no success. Its message says which verb and
+// resource a service account lacks, or why an object is not accepted.
+type Refused struct {
+	Status  int // of HTTP
+	Message string
+}
+
+// Error implements error.
+func (e *Refused) Error() string { return fmt.Sprintf("status %d: %s", e.Status, e.Message) }
+
+// NotFound reports whether an error says that an object does not exist.
+func NotFound(err error) bool {
+	var refused *Refused
+	return errors.As(err, &refused) && refused.Status == http.StatusNotFound
+}
+
+// refusal returns the error in an answer.
+func refusal(code int, body []byte) error {
+	var status struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(body, &status) != nil || status.Message == "" {
+		status.Message = http.StatusText(code)
+	}
+	return &Refused{code, status.Message}
+}

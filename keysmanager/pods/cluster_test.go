@@ -1,0 +1,99 @@
+package pods
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/kube"
+)
+
+// fakeCluster is an API server with pods of one namespace, and a kubelet that agrees. The tests of
+// internal/kubetest have the real ones.
+type fakeCluster struct {
+	client *kube.Client
+
+	mu      sync.Mutex
+	pods    map[string]kube.Pod
+	resizes []kube.Resources
+	refuse  func(kube.Resources) string // a kubelet's refusal; empty: none
+	old     bool                        // it has no subresource resize
+	hold    chan struct{}               // is read before each answer to a resize; nil: nothing is
+}
+
+func newFakeCluster(t *testing.T) *fakeCluster {
+	t.Helper()
+	c := &fakeCluster{pods: map[string]kube.Pod{}}
+	server := httptest.NewTLSServer(c)
+	t.Cleanup(server.Close)
+	account := t.TempDir()
+	for name, content := range map[string][]byte{
+		"token": []byte("secret"), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+	} {
+		if err := os.WriteFile(filepath.Join(account, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	if c.client, err = kube.New(server.URL, account); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// ServeHTTP implements http.Handler.
+func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name, resize := strings.CutSuffix(strings.TrimPrefix(r.URL.Path, "/api/v1/namespaces/fn/pods/"), "/resize")
+	if resize && c.hold != nil {
+		<-c.hold
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pod, ok := c.pods[name]
+	switch {
+	case resize && c.old:
+		http.NotFound(w, r)
+		return
+	case !ok:
+		w.WriteHeader(http.StatusNotFound)
+		_ = json.NewEncoder(w).Encode(map[string]string{"message": `pods "` + name + `" not found`})
+		return
+	case resize:
+		var patch kube.Pod
+		if err := json.NewDecoder(r.Body).Decode(&patch); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		to := patch.Spec.Containers[0].Resources
+		c.resizes = append(c.resizes, to)
+		pod.Metadata.Generation++
+		pod.Status = kube.PodStatus{Observed: pod.Metadata.Generation}
+		if c.refuse != nil && c.refuse(to) != "" {
+			pod.Status.Conditions = []kube.Condition{{Type: "PodResizePending", Status: "True", Reason: "Deferred", Message: c.refuse(to)}}
+		}
+		c.pods[name] = pod
+	}
+	_ = json.NewEncoder(w).Encode(pod)
+}
+
+// sizes returns all resizes so far.
+func (c *fakeCluster) sizes() []kube.Resources {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]kube.Resources(nil), c.resizes...)
+}
+
+func named(key string) (name, namespace string) {
+	name, namespace, _ = strings.Cut(key, ".")
+	return name, namespace
+}
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
