@@ -41,8 +41,8 @@ func (c *controls) cutOff() (heard int) {
 	return heard
 }
 
-// resign ends the lead of this process if it reaches no node and another control plane does. A wrong
-// rule of a firewall at one machine would otherwise stop all functions.
+// resign ends the lead of this process if it reaches no node and another control plane does. A
+// wrong rule of a firewall at one machine would otherwise stop all functions.
 func (c *controls) resign() {
 	heard := c.cutOff()
 	if heard == 0 {

@@ -22,8 +22,8 @@ const (
 	// noticed is the time after which the leader knows that the connection with a node is lost: at
 	// most 20 s until the connection ends, and 3 s to connect again. The rest is for a busy machine.
 	noticed = 28 * time.Second
-	// resigned is the time after noticed in which a leader gives the lead to another control plane: 5 s
-	// to drain, less what noticed has for a busy machine.
+	// resigned is the time after noticed in which a leader gives the lead to another control plane:
+	// 5 s to drain, less what noticed has for a busy machine.
 	resigned = 4 * time.Second
 )
 

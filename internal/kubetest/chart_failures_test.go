@@ -85,7 +85,18 @@ func TestChartFailures(t *testing.T) {
 	f.sees("strict", `violates PodSecurity "restricted:latest"`)
 	f.sees("crash", "references non-existent secret key: token")
 	f.sees("crash", "CrashLoopBackOff")
-	f.explained("log", c.Kubectl("logs", "-n", "crash", "crash-control-0", "--previous"), "field journl not found")
+	log := ""
+	c.Await("the cause in the log", func() (string, bool) {
+		// The kubelet keeps the log of the latest container that has ended.
+		for _, of := range []string{"--previous=true", "--previous=false"} {
+			log, err = c.Try("", "kubectl", "logs", "-n", "crash", "crash-control-0", of)
+			if err == nil && strings.Contains(log, "field journl") {
+				return log, true
+			}
+		}
+		return log, false
+	})
+	f.explained("log", log, "field journl not found")
 	c.Took("installations that fail")
 	_, err = c.Try("", "helm", "install", "second", "../../charts/stagecoach", "-n", "crash", "-f", f.values)
 	f.explained("a second release in a namespace", fmt.Sprint(err), "exists and cannot be imported into the current release")
