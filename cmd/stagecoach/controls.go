@@ -50,8 +50,8 @@ type heardPlane struct {
 
 // controls knows the control planes that share a NATS cluster. It is safe for concurrent use.
 type controls struct {
-	u      *up
-	bus    *queue.Bus
+	u       *up
+	bus     *queue.Bus
 	resigns chan error // gets why this process must not lead any more
 
 	mu      sync.Mutex

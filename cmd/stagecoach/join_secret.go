@@ -112,7 +112,7 @@ func (j *joinSecret) keep(ctx context.Context) error {
 	if j.made != "" {
 		text = j.made
 	}
-	t, made, err := j.authority.RotatedToken(text, rotation)
+	t, made, err := j.authority.StandingToken(text, rotation)
 	if err != nil {
 		return err
 	}

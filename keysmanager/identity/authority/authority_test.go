@@ -462,7 +462,7 @@ func TestStandingToken(t *testing.T) {
 	r := newRig(t)
 	standing := func(text string, wantMade bool) identity.Token {
 		t.Helper()
-		token, made, err := r.StandingToken(text)
+		token, made, err := r.StandingToken(text, authority.Rotation{})
 		if err != nil || made != wantMade {
 			t.Fatalf("a new token: %v, %v, want %v", made, err, wantMade)
 		}
@@ -486,14 +486,14 @@ func TestStandingToken(t *testing.T) {
 	}
 }
 
-// TestRotatedToken replaces a token by its age. The earlier one is valid for a while, and the new
+// TestRotation replaces a token by its age. The earlier one is valid for a while, and the new
 // one expires if nobody replaces it.
-func TestRotatedToken(t *testing.T) {
+func TestRotation(t *testing.T) {
 	r := newRig(t)
 	every := authority.Rotation{Every: 24 * time.Hour, Overlap: 10 * time.Minute}
 	rotated := func(text string, wantMade bool) identity.Token {
 		t.Helper()
-		token, made, err := r.RotatedToken(text, every)
+		token, made, err := r.StandingToken(text, every)
 		if err != nil || made != wantMade {
 			t.Fatalf("a new token: %v, %v, want %v", made, err, wantMade)
 		}
@@ -503,7 +503,7 @@ func TestRotatedToken(t *testing.T) {
 		t.Helper()
 		return newDaemon(t, name, t.TempDir(), r.clock).Join(bounded(t), r.joins, with)
 	}
-	eternal, _, err := r.StandingToken("")
+	eternal, _, err := r.StandingToken("", authority.Rotation{})
 	if err != nil {
 		t.Fatal(err)
 	}

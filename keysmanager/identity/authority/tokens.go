@@ -116,7 +116,7 @@ func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return identity.Token{}, fmt.Errorf("authority: %w", err)
 	}
-	t, made, err := a.StandingToken(string(b))
+	t, made, err := a.StandingToken(string(b), Rotation{})
 	if err != nil {
 		return t, err
 	}
@@ -129,22 +129,20 @@ func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	return t, nil
 }
 
-// StandingToken returns the authority's standing token, which does not expire. text is what the
-// caller has kept of the latest call. If that is not the standing token, StandingToken makes a new
-// one, and the earlier one is void. Then made is true, and the caller keeps the new text.
-func (a *Authority) StandingToken(text string) (t identity.Token, made bool, err error) {
-	return a.RotatedToken(text, Rotation{})
-}
-
 // Rotation says how often a standing token is replaced. The zero Rotation is never.
 type Rotation struct {
 	Every   time.Duration // age at which the token is replaced
 	Overlap time.Duration // how long the earlier token stays valid, for readers of an old copy
 }
 
-// RotatedToken is [Authority.StandingToken] with a token that is replaced when it is old. A token
-// that is not replaced, because nobody calls RotatedToken, expires at the end of its overlap.
-func (a *Authority) RotatedToken(text string, r Rotation) (t identity.Token, made bool, err error) {
+// StandingToken returns the authority's standing token. text is what the caller has kept of the
+// latest call. If that is not the standing token, StandingToken makes a new one, and the earlier
+// one is void. It also makes a new one if the token is old; then the earlier one stays valid for a
+// while. If made is true, the caller keeps the new text.
+//
+// Without a Rotation, the token does not expire. Otherwise, a token that is not replaced, because
+// nobody calls StandingToken, expires at the end of its overlap.
+func (a *Authority) StandingToken(text string, r Rotation) (t identity.Token, made bool, err error) {
 	t, err = identity.ParseToken(strings.TrimSpace(text))
 	now := a.cfg.Now()
 	a.mu.Lock()
