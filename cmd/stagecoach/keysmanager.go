@@ -306,6 +306,9 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return err
 	}
 	d.onClose(func() { _ = users.close() })
+	if d.cfg.runtime.Name == runtimePod && users.open != nil {
+		users.open.SpareProcesses() // with hostPID, it sees those of other pods; its own end with theirs
+	}
 	nets, err := d.openNetworks()
 	if err != nil {
 		return err

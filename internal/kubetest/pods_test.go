@@ -43,4 +43,5 @@ func TestPods(t *testing.T) {
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.generation} {.status.observedGeneration} {.spec.containers[0].resources} {.status.containerStatuses[0].resources} {.status.conditions}{"\n"}{end}`))
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide", "--show-labels"))
 	t.Log(i.ask("noop", "hello"))
+	t.Run("admission", i.daemonsReachOwnMachine)
 }
