@@ -123,12 +123,15 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.NATS.Listen = "x" // without which node.none is wrong
 	text += "\n" + errorText(c.Validate())
 	c.Cluster.Key = "/none"
-	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2}
+	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2, Wait: -1}
 	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)
 	walk = func(prefix string, of reflect.Type) {
 		for i := range of.NumField() {
 			f := of.Field(i)
+			if !f.IsExported() { // no file sets it
+				continue
+			}
 			path := prefix + f.Tag.Get("yaml")
 			if f.Type.Kind() == reflect.Struct {
 				walk(path+".", f.Type)

@@ -226,23 +226,23 @@ func TestJoinSecretOutsideOfAPod(t *testing.T) {
 
 // TestHealthz answers a probe while the metrics are stuck.
 func TestHealthz(t *testing.T) {
-	stuck := make(chan struct{})
-	defer close(stuck)
+	begun, stuck := make(chan struct{}), make(chan struct{})
 	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "stuck"}, func() float64 { <-stuck; return 0 }))
-	s := httptest.NewServer(observed(metrics))
-	defer s.CloseClientConnections()
-	go func() {
-		if resp, err := http.Get(s.URL + "/metrics"); err == nil {
-			_ = resp.Body.Close()
-		}
-	}()
-	resp, err := http.Get(s.URL + "/healthz")
-	if err != nil {
-		t.Fatal(err)
+	metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "stuck"}, func() float64 { close(begun); <-stuck; return 0 }))
+	h := observed(metrics)
+	get := func(path string) int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, http.NoBody))
+		return w.Code
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		t.Errorf("status %d, want 200", resp.StatusCode)
+	read := make(chan int, 1)
+	go func() { read <- get("/metrics") }()
+	<-begun
+	if status := get("/healthz"); status != http.StatusOK {
+		t.Errorf("status %d, want 200", status)
+	}
+	close(stuck)
+	if status := <-read; status != http.StatusOK {
+		t.Errorf("status %d of the metrics, want 200", status)
 	}
 }
