@@ -69,6 +69,7 @@ func TestValidateNamesEachField(t *testing.T) {
 		"cluster.advertise":     {func(c *Config) { c.Cluster.Advertise = "a" }, []string{`cluster.advertise: "a", want host:port`}},
 		"cluster.joinSecret":    {func(c *Config) { c.Cluster.JoinSecret = "join" }, []string{`cluster.joinSecret: "join", want NAMESPACE/NAME`}},
 		"join without a key":    {func(c *Config) { c.Cluster.JoinSecret = "a/b" }, []string{`cluster.joinSecret: "a/b", want cluster.key too`}},
+		"cordons without a key": {func(c *Config) { c.Cluster.FollowCordons = true }, []string{"cluster.followCordons: true, want cluster.key too"}},
 		"lead without a key":    {func(c *Config) { c.Cluster.LeadWithoutSecrets = true }, []string{"cluster.leadWithoutSecrets: true, want cluster.key too"}},
 		"isolation.uids":        {func(c *Config) { c.Isolation.UIDs = "0-9" }, []string{`isolation.uids: "0-9", want FIRST-LAST`}},
 		"isolation.network":     {func(c *Config) { c.Isolation.Network = "10.0.0.0/30" }, []string{`isolation.network: "10.0.0.0/30", want a prefix of 8 to 20 bits of IPv4`}},
@@ -119,7 +120,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
-	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true, JoinSecret: "x"}
+	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true, JoinSecret: "x", FollowCordons: true}
 	c.NATS.Listen = "x" // without which node.none is wrong
 	text += "\n" + errorText(c.Validate())
 	c.Cluster.Key = "/none"

@@ -139,6 +139,13 @@ func (u *up) openReplicas(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
+	if u.cfg.Cluster.FollowCordons {
+		unfollow, err := u.nodes.cordons.followMachines(ctx, u.nats)
+		if err != nil {
+			return err
+		}
+		u.onClose(func() error { unfollow(); return nil })
+	}
 	if !u.cfg.Node.None {
 		if err := u.openNode(); err != nil {
 			return err

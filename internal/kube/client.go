@@ -1,5 +1,6 @@
-// Package kube reads and writes objects of Kubernetes from inside a pod: Secrets and Pods. It talks
-// to the API server with the pod's service account, and needs no library of Kubernetes.
+// Package kube reads and writes objects of Kubernetes from inside a pod: Secrets and Pods. It also
+// follows which machines take no new work. It talks to the API server with the pod's service
+// account, and needs no library of Kubernetes.
 package kube
 
 import (
@@ -19,11 +20,15 @@ import (
 	"time"
 )
 
-// accountFolder is where a pod has the credentials of its service account.
-const accountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
+// AccountFolder is where a pod has the credentials of its service account.
+const AccountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// maxAnswer bounds an answer of the API server, in bytes. A Secret has at most 1 MiB.
-const maxAnswer = 4 << 20
+// maxAnswer bounds an answer of the API server, in bytes. A Secret has at most 1 MiB, and a page of
+// machines has less than this, too.
+const maxAnswer = 32 << 20
+
+// answerTimeout bounds the time until an answer has come. Of a watch, it bounds that of its head.
+const answerTimeout = 20 * time.Second
 
 // ErrNoPod means that this process does not run in a pod with a service account.
 var ErrNoPod = errors.New("kube: this process is not in a pod that has a service account's token")
@@ -35,13 +40,23 @@ type Client struct {
 	http    *http.Client
 }
 
-// InPod returns a client for the API server of the cluster that this pod belongs to.
-func InPod() (*Client, error) {
+// Address returns the URL of the API server of the cluster that this pod belongs to; empty: this
+// process's environment does not name one.
+func Address() string {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {
+		return ""
+	}
+	return "https://" + net.JoinHostPort(host, port)
+}
+
+// InPod returns a client for the API server of the cluster that this pod belongs to.
+func InPod() (*Client, error) {
+	at := Address()
+	if at == "" {
 		return nil, fmt.Errorf("%w: KUBERNETES_SERVICE_HOST is not set", ErrNoPod)
 	}
-	return New("https://"+net.JoinHostPort(host, port), accountFolder)
+	return New(at, AccountFolder)
 }
 
 // New returns a client for the API server at a URL. account is a folder with a service account's
@@ -55,10 +70,13 @@ func New(base, account string) (*Client, error) {
 	if !pool.AppendCertsFromPEM(ca) {
 		return nil, fmt.Errorf("kube: %s/ca.crt has no certificate", account)
 	}
-	// With its own TLS configuration, it speaks HTTP/1.1: a request that has timed out closes its
-	// connection. With HTTP/2, a dead connection would be used again.
-	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: 32}
-	return &Client{base, account, &http.Client{Transport: transport, Timeout: 20 * time.Second}}, nil
+	transport := &http.Transport{
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: true,
+		ResponseHeaderTimeout: answerTimeout,
+		// A watch ends soon if the API server is gone without a word.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
+	}
+	return &Client{base, account, &http.Client{Transport: transport}}, nil
 }
 
 // mergePatch is the content type of a patch in the form of RFC 7386.
@@ -66,6 +84,27 @@ const mergePatch = "application/merge-patch+json"
 
 // do sends a request for a path of the API server, and returns the answer's body.
 func (c *Client) do(ctx context.Context, method, path, kind string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	resp, err := c.send(ctx, method, path, kind, body)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return readAnswer(resp)
+}
+
+func readAnswer(resp *http.Response) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err == nil && len(b) > maxAnswer {
+		err = fmt.Errorf("an answer of more than %d bytes", maxAnswer)
+	}
+	return b, err
+}
+
+// send sends a request for a path of the API server. If there is no error, the caller closes the
+// answer's body.
+func (c *Client) send(ctx context.Context, method, path, kind string, body []byte) (*http.Response, error) {
 	token, err := os.ReadFile(filepath.Join(c.account, "token"))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoPod, err)
@@ -80,18 +119,15 @@ func (c *Client) do(ctx context.Context, method, path, kind string, body []byte)
 		req.Header.Set("Content-Type", kind)
 	}
 	resp, err := c.http.Do(req)
-	if err != nil {
-		return nil, err
+	if err != nil || resp.StatusCode >= 200 && resp.StatusCode <= 299 {
+		return resp, err
 	}
 	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	b, err := readAnswer(resp)
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return nil, refusal(resp.StatusCode, b)
-	}
-	return b, nil
+	return nil, refusal(resp.StatusCode, b)
 }
 
 // Refused is an answer of the API server that is no success. Its message says which verb and

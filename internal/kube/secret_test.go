@@ -16,12 +16,9 @@ import (
 // server is an API server that has one Secret, and a pod's credentials for it.
 func server(t *testing.T, data map[string][]byte) (*Client, string) {
 	t.Helper()
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		patch := secretObject{}
 		switch {
-		case r.ProtoMajor != 1: // a dead connection would be used again
-			http.Error(w, "", http.StatusHTTPVersionNotSupported)
-			return
 		case r.Header.Get("Authorization") != "Bearer good":
 			w.WriteHeader(http.StatusForbidden)
 			_, _ = w.Write([]byte(`{"kind":"Status","message":"secrets \"join\" is forbidden: User \"pod\" cannot get resource \"secrets\""}`))
@@ -39,8 +36,6 @@ func server(t *testing.T, data map[string][]byte) (*Client, string) {
 		}
 		_ = json.NewEncoder(w).Encode(secretObject{data})
 	}))
-	s.EnableHTTP2 = true
-	s.StartTLS()
 	t.Cleanup(s.Close)
 	account := t.TempDir()
 	write(t, account, "token", "good\n")

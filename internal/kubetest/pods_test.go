@@ -44,4 +44,5 @@ func TestPods(t *testing.T) {
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide", "--show-labels"))
 	t.Log(i.ask("noop", "hello"))
 	t.Run("admission", i.daemonsReachOwnMachine)
+	t.Run("http", i.speaksHTTP)
 }
