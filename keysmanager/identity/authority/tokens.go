@@ -164,8 +164,8 @@ func (a *Authority) StandingToken(text string, r Rotation) (t identity.Token, ma
 	return t, err == nil, err
 }
 
-// fresh reports whether a standing token need not be replaced yet. It must not expire before that
-// is due, as a token does that another one has replaced.
+// fresh reports whether a standing token need not be replaced yet. If it expires before
+// its replacement is due, another token has replaced it, so it is not fresh.
 func (t token) fresh(r Rotation, now time.Time) bool {
 	due := t.Created.Add(r.Every)
 	return r.Every == 0 || now.Before(due) && (t.Expires.IsZero() || t.Expires.After(due))
