@@ -163,7 +163,8 @@ func (p *Problem) Dominated() (out []Dominated) {
 	return out
 }
 
-// dominates reports whether w is at least as good as v in all respects, and better in one.
+// dominates reports whether w is at least as good as v in all respects, and better in one. No
+// variant dominates itself, and no two dominate each other.
 func (p *Problem) dominates(w, v *Variant) bool {
 	if w.Accuracy < v.Accuracy || w.factor() > v.factor() || w.price() > v.price() || w.Most > 0 && w.Most < p.replicas() {
 		return false
@@ -173,15 +174,17 @@ func (p *Problem) dominates(w, v *Variant) bool {
 			return false
 		}
 	}
-	better := w.Accuracy > v.Accuracy
+	return w.asFast(v) && (w.Accuracy > v.Accuracy || !v.asFast(w))
+}
+
+// asFast reports whether w has, for each batch of v, one that takes no longer and serves as much.
+func (w *Variant) asFast(v *Variant) bool {
 	for _, x := range v.Batches {
-		at := slices.IndexFunc(w.Batches, func(y Batch) bool { return y.Time <= x.Time && y.rate() >= x.rate() })
-		if at < 0 {
+		if !slices.ContainsFunc(w.Batches, func(y Batch) bool { return y.Time <= x.Time && y.rate() >= x.rate() }) {
 			return false
 		}
-		better = better || w.Batches[at].Time < x.Time
 	}
-	return better
+	return true
 }
 
 // grow makes the tree of a pipeline.
