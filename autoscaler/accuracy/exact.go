@@ -165,7 +165,10 @@ func (e *exact) agree(pipeline int) {
 			}
 		})
 		e.each(pipeline, func(at int, f *Flow) {
-			if of := sums[fmt.Sprint(f.Variants[:n])]; slices.Equal(f.Stages, paths[l]) && of[1].Sign() > 0 {
+			if !slices.Equal(f.Stages, paths[l]) {
+				return // it may be shorter than n
+			}
+			if of := sums[fmt.Sprint(f.Variants[:n])]; of[1].Sign() > 0 {
 				e.shares[at] = product(e.shares[at], new(big.Rat).Quo(of[0], of[1]))
 			}
 		})

@@ -9,6 +9,18 @@ func random(seed uint64, small bool) *Problem {
 	if small {
 		stages, variants, batches, replicas = 1+r.IntN(3), 2, 1+r.IntN(2), 2+r.IntN(3)
 	}
+	return draw(r, stages, variants, batches, replicas)
+}
+
+// tall returns a problem with 5 to 7 stages, drawn from a seed.
+func tall(seed uint64) *Problem {
+	r := rand.New(rand.NewPCG(seed, 27))
+	stages := 5 + r.IntN(3)
+	return draw(r, stages, 2, 1+r.IntN(2), stages+r.IntN(20))
+}
+
+// draw returns a problem of so many stages and replicas, and at most so many variants and batches.
+func draw(r *rand.Rand, stages, variants, batches, replicas int) *Problem {
 	p := &Problem{Replicas: replicas}
 	for i := range stages {
 		st := Stage{Name: string(rune('a' + i))}
