@@ -26,12 +26,13 @@ import (
 type Accuracy struct {
 	greedy GreedyMix
 	waits  bool
+	work   float64 // of the search for a plan, per goal
 }
 
 // NewAccuracy returns an Accuracy. It leaves half of the objective for waits, without hops, and
 // uses replicas fully.
 func NewAccuracy(cfg Config) Accuracy {
-	return Accuracy{NewGreedyMix(cfg), false}
+	return Accuracy{NewGreedyMix(cfg), false, planWork}
 }
 
 // NewAccuracyWithWaits returns an Accuracy that uses replicas only as far as the predicted waits
@@ -50,6 +51,7 @@ const (
 	smoothing   = 10.0 // seconds, of the mean of the demand
 	planHop     = 0.001
 	planWork    = 1e8         // per goal: about 0.1 s
+	mostOpen    = 0.1         // a plan that may serve this part less than the best one is none
 	worthPart   = 0.005       // a new plan is worth a change if it serves this part more,
 	worthBetter = 0.002       // or is more accurate by this
 	worthLess   = time.Minute // or has needed fewer replicas for so long
@@ -206,6 +208,7 @@ func (e *exactMix) targets(p *AccuracyPlan) []int {
 func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPlan, error) {
 	same := had != nil && had.For == e.signature()
 	p := e.problem
+	p.Work = z.work
 	p.Pipelines = slices.Clone(p.Pipelines)
 	for i := range p.Pipelines {
 		p.Pipelines[i].Demand = e.demand[i] * planFor
@@ -226,6 +229,9 @@ func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPla
 	}
 	if err != nil {
 		return nil, err
+	}
+	if s.Gaps[0] > mostOpen {
+		return nil, fmt.Errorf("no good plan was found in time")
 	}
 	out := e.read(&p, s)
 	if same && e.b.Exceeded(e.functions, e.targets(had)) == "" {

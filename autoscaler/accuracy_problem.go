@@ -19,7 +19,7 @@ func (e *exactMix) build() string {
 		l.bound(&e.pasts[i], e.b, *e.s)
 		e.functions = append(e.functions, l.f)
 	}
-	e.problem = accuracy.Problem{Replicas: e.b.Replicas, Work: planWork}
+	e.problem = accuracy.Problem{Replicas: e.b.Replicas}
 	known := false
 	for i := range e.stages {
 		st := &e.stages[i]

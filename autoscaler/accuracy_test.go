@@ -273,6 +273,7 @@ func TestAccuracySaysWhyItIsGreedy(t *testing.T) {
 		"objective":  {func(w *trafficWorld) { w.s.Pipelines[0].SLO = 50 * time.Millisecond }, "objective 0.05 s is below that of the fastest chain of variants, want at least 0.082 s"},
 		"none":       {func(w *trafficWorld) { w.s.Pipelines[0].SLO = 0 }, "has no objective"},
 		"lengths":    {func(w *trafficWorld) { w.s.Functions[2].MaxLength = 64 }, "take different lengths"},
+		"work":       {func(w *trafficWorld) { w.z.work = 1 }, "no good plan was found in time"},
 		"unmeasured": {func(w *trafficWorld) { clearServices(w) }, "no service time is known"},
 	} {
 		w := newTraffic(t)

@@ -76,7 +76,7 @@ func (m *model) run(g goal, had []float64, step, work float64) *search {
 		s.x, s.best = slices.Clone(had), m.value0(g, had)
 	}
 	s.begin()
-	s.explore(&branch{})
+	s.explore(&branch{bound: leastCost(g)})
 	for len(s.open) > 0 && !s.ended {
 		b := heap.Pop(&s.open).(*branch)
 		if b.bound > s.cutoff() {
@@ -95,6 +95,14 @@ func (m *model) run(g goal, had []float64, step, work float64) *search {
 		s.bound = s.best
 	}
 	return s
+}
+
+// leastCost returns a cost that no plan is below.
+func leastCost(g goal) float64 {
+	if g < cheap {
+		return -1 // served and accurate are parts
+	}
+	return 0
 }
 
 // basis is a basis of the simplex, to begin with.

@@ -291,3 +291,22 @@ func TestAnEndedSearchStatesItsGap(t *testing.T) {
 		t.Errorf("accuracy %v, gap %v, want at least %v together", s.Accuracy, s.Gaps[1], best.Accuracy)
 	}
 }
+
+// TestARootThatIsNotSolvedProvesNothing gives searches so little work that no bound is known.
+func TestARootThatIsNotSolvedProvesNothing(t *testing.T) {
+	for seed := range uint64(20) {
+		p := random(seed, false)
+		best, err := p.Solve()
+		if err != nil {
+			continue
+		}
+		p.Work = 1
+		s, err := p.Solve()
+		if err != nil {
+			t.Fatalf("problem %d: %v", seed, err)
+		}
+		if s.Proved() || s.Served+s.Gaps[0] < best.Served-1e-6 || s.Gaps[0] > 1 {
+			t.Errorf("problem %d: served %v, gaps %v, want gaps that reach %v", seed, s.Served, s.Gaps, best.Served)
+		}
+	}
+}
