@@ -24,6 +24,7 @@ type search struct {
 	limit             float64
 	visited           int
 	bound             float64 // no plan costs less
+	given             float64 // the least bound of nodes that were given up, because numbers were bad
 	ended             bool    // the work was used up
 	counts            []int   // of options, while a plan is rounded
 	fractions         []fraction
@@ -69,7 +70,7 @@ const integral = 1e-6
 // run searches. had is a plan that is known, or nil.
 func (m *model) run(g goal, had []float64, step, work float64) *search {
 	m.aim(g)
-	s := &search{m: m, goal: g, best: never, step: step, limit: m.work + work, bound: -never}
+	s := &search{m: m, goal: g, best: never, step: step, limit: m.work + work, bound: -never, given: never}
 	s.rootLow, s.rootHigh = slices.Clone(m.low), slices.Clone(m.high)
 	s.low, s.high = slices.Clone(m.low), slices.Clone(m.high)
 	if had != nil {
@@ -87,7 +88,7 @@ func (m *model) run(g goal, had []float64, step, work float64) *search {
 	}
 	copy(m.low, s.low)
 	copy(m.high, s.high)
-	s.bound = s.best
+	s.bound = min(s.best, s.given)
 	for _, b := range s.open {
 		s.bound = min(s.bound, b.bound)
 	}
@@ -115,7 +116,7 @@ func (m *model) basis() *basis {
 	return &basis{slices.Clone(m.head), slices.Clone(m.state)}
 }
 
-// from sets the basis. It reports whether the numbers are good.
+// from sets the basis. It reports whether the numbers are good; if not, the slacks are the basis.
 func (m *model) from(b *basis) bool {
 	copy(m.head, b.head)
 	copy(m.state, b.state)
@@ -183,8 +184,7 @@ func (s *search) explore(b *branch) {
 		case infeasible, cutOff:
 			return
 		case stuck:
-			s.ended = true // the node stays open, and so the gap is stated
-			heap.Push(&s.open, b)
+			s.giveUp(b)
 			return
 		}
 		bound := s.m.total()
@@ -214,6 +214,15 @@ func (s *search) explore(b *branch) {
 		heap.Push(&s.open, &branch{parent: b, changes: other, bound: bound, depth: b.depth + 1, at: 2 * s.visited, basis: now})
 		b = &branch{parent: b, changes: one, bound: bound, depth: b.depth + 1, at: 2*s.visited + 1}
 	}
+}
+
+// giveUp leaves a node that cannot be solved open, so that the gap is stated. If the numbers were
+// bad, the search goes on with other nodes.
+func (s *search) giveUp(b *branch) {
+	if s.m.work > s.limit {
+		s.ended = true
+	}
+	s.given = min(s.given, b.bound)
 }
 
 // found keeps the values of the simplex if they are a better plan than the best one so far.

@@ -83,11 +83,25 @@ func (s *simplex) prepare() {
 	s.x, s.d, s.alpha = make([]float64, n), make([]float64, n), make([]float64, n)
 	s.inverse = make([]float64, s.rows*s.rows)
 	s.weights, s.col, s.change = make([]float64, s.rows), make([]float64, s.rows), make([]float64, s.rows)
+	s.slacks()
+}
+
+// slacks makes the slacks the basis.
+func (s *simplex) slacks() {
+	for j, st := range s.state {
+		if st == basic {
+			s.state[j] = atLow
+		}
+	}
+	for i := range s.inverse {
+		s.inverse[i] = 0
+	}
 	for i := range s.rows {
 		s.head[i] = int32(s.columns() + i)
 		s.state[s.columns()+i] = basic
 		s.inverse[i*s.rows+i], s.weights[i] = 1, 1
 	}
+	s.pivots = 0
 }
 
 // gradient computes the reduced costs.
@@ -170,7 +184,8 @@ func (s *simplex) values() {
 	s.work += float64(s.rows*s.rows + len(s.index))
 }
 
-// renew makes the inverse again from the columns of the basis.
+// renew makes the inverse again from the columns of the basis. It reports false if they are not
+// independent. Then the slacks are the basis, from which solve can begin as well.
 func (s *simplex) renew() bool {
 	for i := range s.inverse {
 		s.inverse[i] = 0
@@ -197,6 +212,7 @@ func (s *simplex) renew() bool {
 			}
 		}
 		if at < 0 {
+			s.slacks()
 			return false
 		}
 		s.head[at] = j
@@ -290,8 +306,8 @@ func (s *simplex) leaving() int {
 // solve finds the best x from the present basis. It ends early if the cost is above the cutoff, or
 // if more work than the limit is done.
 func (s *simplex) solve(cutoff, limit float64) verdict {
-	if s.pivots > mostRound && !s.renew() {
-		return stuck
+	if s.pivots > mostRound {
+		s.renew() // if that fails, the slacks are as good
 	}
 	s.price()
 	s.values()

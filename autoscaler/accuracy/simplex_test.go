@@ -18,3 +18,20 @@ func TestSimplexGoesToBothBounds(t *testing.T) {
 		t.Errorf("verdict %v with a lower bound, want infeasible", v)
 	}
 }
+
+// TestASingularBasisIsNoEnd begins from a basis of two equal columns.
+func TestASingularBasisIsNoEnd(t *testing.T) {
+	s := simplex{
+		rows: 2, start: []int32{0, 2, 4, 5}, index: []int32{0, 1, 0, 1, 1}, value: []float64{1, 1, 1, 1, 1},
+		low: []float64{0, 0, 0, 0, 0}, high: []float64{3, 3, 1, 0, 0}, cost: []float64{1, 2, 3, 0, 0}, right: []float64{4, 5},
+	}
+	s.prepare()
+	s.head = []int32{0, 1}
+	s.state = []int8{basic, basic, atLow, atHigh, atLow}
+	if s.renew() {
+		t.Fatal("two equal columns are a basis")
+	}
+	if v := s.solve(never, 1e6); v != optimal || s.x[0] != 3 || s.x[1] != 1 || s.x[2] != 1 {
+		t.Errorf("verdict %v, x %v, want 3, 1 and 1", v, s.x)
+	}
+}
