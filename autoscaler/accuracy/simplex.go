@@ -57,6 +57,8 @@ const (
 	mostRound   = 200  // pivots between two new inverses
 	leastWeight = 1e-12
 	never       = 1e300 // a cutoff that no cost reaches
+	// mostRenewals bounds how often a solve begins again because the numbers are bad.
+	mostRenewals = 20
 )
 
 // verdict is the result of a solve.
@@ -106,18 +108,7 @@ func (s *simplex) slacks() {
 
 // gradient computes the reduced costs.
 func (s *simplex) gradient() {
-	y := s.change
-	for k := range y {
-		y[k] = 0
-	}
-	for i, j := range s.head {
-		if c := s.cost[j]; c != 0 {
-			row := s.inverse[i*s.rows : (i+1)*s.rows]
-			for k, v := range row {
-				y[k] += c * v
-			}
-		}
-	}
+	y := s.prices()
 	for j := range s.columns() {
 		rows, values := s.column(j)
 		d := s.cost[j]
@@ -132,7 +123,7 @@ func (s *simplex) gradient() {
 	for _, j := range s.head {
 		s.d[j] = 0
 	}
-	s.work += float64(s.rows*s.rows + len(s.index))
+	s.work += float64(len(s.index))
 }
 
 // price computes the reduced costs, and puts columns outside the basis at the right bounds.
@@ -311,28 +302,28 @@ func (s *simplex) solve(cutoff, limit float64) verdict {
 	}
 	s.price()
 	s.values()
-	renewed := false
+	renewals := 0
 	for {
 		at := s.leaving()
 		if at < 0 {
 			return optimal
 		}
-		if cutoff < never && s.total() > cutoff {
+		if cutoff < never && s.total() > cutoff && s.least() > cutoff {
 			return cutOff
 		}
 		if s.work > limit {
 			return stuck
 		}
 		switch ok, found := s.step(at); {
-		case !found && (renewed || s.pivots == 0):
+		case !found && (s.pivots == 0 || s.impossible(at)):
 			return infeasible
-		case !ok || !found: // the numbers may be bad
-			if renewed && s.pivots == 0 || !s.renew() {
+		case !ok || !found: // the numbers may be bad, or old
+			if renewals > 0 && s.pivots == 0 || renewals == mostRenewals || !s.renew() {
 				return stuck
 			}
 			s.price()
 			s.values()
-			renewed = true
+			renewals++
 		case s.pivots > mostRound:
 			if !s.renew() {
 				return stuck
