@@ -43,7 +43,11 @@ type choices struct {
 	trees     []tree
 	dominated []Dominated
 	full      int // chains that fit, with all batches
+	grown     int // nodes that were made, in all rounds
 }
+
+// errTooMany says that a problem is too large.
+var errTooMany = fmt.Errorf("accuracy: more than %d chains of variants and batches fit, want fewer batches", mostChains)
 
 // Dominated is a variant that is never used, because another one of its stage is better.
 type Dominated struct{ Stage, Variant, By int }
@@ -75,7 +79,7 @@ func newChoices(p *Problem) (*choices, error) {
 				return nil, err
 			}
 			if chains += c.trees[i].chains; chains > mostChains {
-				return nil, fmt.Errorf("accuracy: more than %d chains of variants and batches fit, want fewer batches", mostChains)
+				return nil, errTooMany
 			}
 		}
 		if c.full = max(c.full, chains); !c.prune() {
@@ -198,7 +202,6 @@ func (c *choices) grow(at int) error {
 	if p.Demand <= 0 {
 		return nil
 	}
-	g := growing{c: c, p: p, t: t}
 	for _, path := range t.paths(p.Root) {
 		if need := c.fastest(p, path); need > p.Objective*(1+roundOff) {
 			return &FaultError{
@@ -207,7 +210,11 @@ func (c *choices) grow(at int) error {
 			}
 		}
 	}
-	g.add(p.Root, -1, 1, 0, 0, -1, 0)
+	g := growing{c: c, p: p, t: t, behind: make([]float64, len(t.next))}
+	g.measure(p.Root)
+	if g.add(p.Root, -1, 1, 0, 0, -1, 0); g.over {
+		return errTooMany
+	}
 	// A tree may have no way on which all leaves are in time, although each leaf has one.
 	if len(t.nodes) == 0 {
 		return &FaultError{Pipeline: p.Name, Reason: "no choice of variants is in time on the ways to all of its last stages"}
@@ -248,13 +255,18 @@ func (t *tree) paths(stage int) [][]int {
 func (c *choices) fastest(p *Pipeline, path []int) float64 {
 	sum := 0.0
 	for _, stage := range path {
-		least := c.options[c.of[stage][0]].time
-		for _, o := range c.of[stage] {
-			least = min(least, c.options[o].time)
-		}
-		sum += least
+		sum += c.least(stage)
 	}
 	return sum/(1-p.Queueing) + p.Hop*float64(len(path))
+}
+
+// least returns the time of a stage's fastest option.
+func (c *choices) least(stage int) float64 {
+	least := math.Inf(1)
+	for _, o := range c.of[stage] {
+		least = min(least, c.options[o].time)
+	}
+	return least
 }
 
 // growing adds nodes to a tree.
@@ -262,6 +274,18 @@ type growing struct {
 	c *choices
 	p *Pipeline
 	t *tree
+	// behind is the least part of the objective that the ways behind a stage need, in seconds.
+	behind []float64
+	over   bool // there are too many chains
+}
+
+// measure sets behind of a stage, and of those behind it.
+func (g *growing) measure(stage int) {
+	for _, s := range g.t.next[stage] {
+		g.measure(s.To)
+		need := g.c.least(s.To)/(1-g.p.Queueing) + g.p.Hop + g.behind[s.To]
+		g.behind[stage] = max(g.behind[stage], need)
+	}
 }
 
 // add adds the nodes at a stage behind a parent, and those behind them. used is the time so far.
@@ -272,12 +296,13 @@ func (g *growing) add(stage, parent int, items, used float64, depth, segment, br
 	for _, o := range g.c.of[stage] {
 		opt := &g.c.options[o]
 		time := used + opt.time
-		if !g.fits(time, depth+1) {
+		if !g.fits(time, depth+1, g.behind[stage]) {
 			continue
 		}
 		had, chains := len(g.t.nodes), g.t.chains
-		if g.t.chains > mostChains {
-			return any
+		if g.c.grown++; g.over || chains > mostChains || g.c.grown > mostNodes {
+			g.over = true
+			return false
 		}
 		g.t.nodes = append(g.t.nodes, node{
 			parent: parent, option: o, items: items, depth: depth, leaf: len(steps) == 0, splits: len(steps) > 1,
@@ -307,9 +332,14 @@ func (g *growing) add(stage, parent int, items, used float64, depth, segment, br
 	return any
 }
 
-// fits reports whether service of this time at so many stages leaves enough for hops and waits.
-func (g *growing) fits(time float64, stages int) bool {
-	return time/(1-g.p.Queueing)+g.p.Hop*float64(stages) <= g.p.Objective*(1+roundOff)
+// fits reports whether service of this time at so many stages leaves enough for hops and waits, and
+// for what the stages behind need.
+func (g *growing) fits(time float64, stages int, behind float64) bool {
+	off := roundOff
+	if behind > 0 {
+		off *= 2 // the last stage is checked as sums are checked later
+	}
+	return time/(1-g.p.Queueing)+g.p.Hop*float64(stages)+behind <= g.p.Objective*(1+off)
 }
 
 // path returns the nodes from the root to a node.

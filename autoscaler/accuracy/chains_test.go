@@ -29,3 +29,30 @@ func TestNoVariantDominatesItself(t *testing.T) {
 		}
 	}
 }
+
+// TestListingChainsEnds has problems with so many ways through the first stages that not all can be
+// tried.
+func TestListingChainsEnds(t *testing.T) {
+	many := Stage{Name: "many"}
+	for k := range 40 {
+		many.Variants = append(many.Variants, Variant{Accuracy: 0.5 + 0.01*float64(k), Batches: []Batch{{Size: 1, Time: 0.001 + 1e-6*float64(k)}}})
+	}
+	slow := Stage{Name: "slow", Variants: []Variant{{Accuracy: 0.9, Batches: []Batch{{Size: 1, Time: 1}}}}}
+	p := &Problem{Replicas: 10, Stages: []Stage{many, many, many, many, many, many, slow}, Pipelines: []Pipeline{{
+		Objective: 1.006002, Demand: 1,
+		Steps: []Step{{From: 0, To: 1}, {From: 1, To: 2}, {From: 2, To: 3}, {From: 3, To: 4}, {From: 4, To: 5}, {From: 5, To: 6}},
+	}}}
+	c, err := newChoices(p)
+	if err != nil || c.full != 28 || c.grown > 1000 { // as ways to divide 2 µs or less between 6 stages
+		t.Errorf("%d chains of %d places, %v, want 28 of at most 1,000", c.full, c.grown, err)
+	}
+	p.Pipelines[0].Objective = 2
+	if _, err := newChoices(p); err == nil {
+		t.Error("4e9 chains were listed")
+	}
+	// The last branch is where the limit is reached.
+	p.Pipelines[0].Steps = []Step{{From: 0, To: 1}, {From: 0, To: 2}, {From: 2, To: 3}, {From: 3, To: 4}, {From: 4, To: 5}, {From: 5, To: 6}}
+	if _, err := newChoices(p); err == nil {
+		t.Error("1e8 chains were listed")
+	}
+}

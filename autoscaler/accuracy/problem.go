@@ -88,6 +88,12 @@ const DefaultWork = 2e9
 // mostChains bounds the fitting chains of a problem.
 const mostChains = 200_000
 
+// mostNodes bounds how many places of such chains are listed, also while batches are taken out.
+const mostNodes = 1_000_000
+
+// nodeWork is the operations of listing a place.
+const nodeWork = 100
+
 // FaultError means that a pipeline cannot be planned for, whatever the budget.
 type FaultError struct {
 	Pipeline string

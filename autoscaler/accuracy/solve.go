@@ -14,8 +14,9 @@ type Solution struct {
 	// They are in the order of Served, Accuracy, Price and Changes.
 	Gaps      [4]float64
 	Dominated []Dominated
-	Chains    int // chains of variants and batches that fit
-	Visited   int // nodes of the searches
+	Chains    int     // chains of variants and batches that fit
+	Visited   int     // nodes of the searches
+	Work      float64 // operations on numbers
 }
 
 // Count is the replicas of a variant.
@@ -54,7 +55,7 @@ func (p *Problem) Solve() (*Solution, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Solution{Dominated: c.dominated, Chains: c.full}
+	out := &Solution{Dominated: c.dominated, Chains: c.full, Work: nodeWork * float64(c.grown)}
 	if out.Chains == 0 {
 		out.idle(p)
 		return out, nil
@@ -77,6 +78,7 @@ func (p *Problem) Solve() (*Solution, error) {
 			m.keep(g, s.best+slackness*math.Max(1, math.Abs(s.best)))
 		}
 	}
+	out.Work += m.work
 	out.read(m, x)
 	return out, out.settle(p)
 }
