@@ -26,7 +26,7 @@ import (
 type Accuracy struct {
 	greedy GreedyMix
 	waits  bool
-	work   float64 // of the search for a plan, per goal
+	work   float64 // of all searches of a decision
 }
 
 // NewAccuracy returns an Accuracy. It leaves half of the objective for waits, without hops, and
@@ -50,7 +50,8 @@ const (
 	planDown    = 0.7  // a plan is replaced at once if demand falls below this part of what it was
 	smoothing   = 10.0 // seconds, of the mean of the demand
 	planHop     = 0.001
-	planWork    = 1e8         // per goal: about 0.1 s
+	planWork    = 4e8         // of all searches of a decision: about 0.4 s
+	textWork    = 1e7         // a sentence in the text is not worth the decision's last work
 	mostOpen    = 0.1         // a plan that may serve this part less than the best one is none
 	worthPart   = 0.005       // a new plan is worth a change if it serves this part more,
 	worthBetter = 0.002       // or is more accurate by this
@@ -64,6 +65,7 @@ type AccuracyMemory struct {
 	Plan     *AccuracyPlan             `json:",omitempty"` // in force; nil: none
 	Cheaper  time.Time                 `json:",omitzero"`  // since when fewer replicas would do
 	Switches int                       `json:",omitzero"`  // changes of the plan's replicas
+	Failed   *AccuracyFailure          `json:",omitempty"` // since the last plan; nil: none
 }
 
 // SmoothedDemand is the mean rate of a pipeline's requests; newer ones count more.
@@ -106,20 +108,22 @@ func (z Accuracy) Mix(s plan.Snapshot, d plan.Domain, b plan.Budget, m AccuracyM
 	if err != nil {
 		return plan.Mix{}, m, err
 	}
-	e := &exactMix{mixing: mx, s: &s, d: d, b: &b, was: m, next: AccuracyMemory{Greedy: make(Memory, len(mx.lanes)), Switches: m.Switches}}
+	e := &exactMix{mixing: mx, s: &s, d: d, b: &b, was: m, left: z.work, next: AccuracyMemory{Greedy: make(Memory, len(mx.lanes)), Switches: m.Switches}}
 	why := e.build()
 	if why == "" {
 		if mix, err := z.decide(e); err == nil {
 			return mix, e.next, nil
 		} else {
-			why = strings.TrimPrefix(err.Error(), "accuracy: ")
+			why = err.Error()
 		}
 	}
 	mix, greedy, err := z.greedy.Mix(s, d, b, m.Greedy)
 	for i := range mix.Alloc {
 		mix.Alloc[i].Why += "; greedy: " + why
 	}
-	return mix, AccuracyMemory{Greedy: greedy, Switches: m.Switches}, err
+	next := e.next
+	next.Greedy = greedy
+	return mix, next, err
 }
 
 // exactMix is a decision under way.
@@ -134,14 +138,20 @@ type exactMix struct {
 	functions []*plan.Function // of the lanes
 	pasts     []Past
 	demand    []float64 // expected, by pipeline
+	left      float64   // work that the decision may still use
 }
 
 // decide plans, if that is due, and makes the mix of the plan in force.
 func (z Accuracy) decide(e *exactMix) (plan.Mix, error) {
-	p := e.was.Plan
+	p, failure := e.was.Plan, ""
 	if why := e.due(p); why != "" {
-		var err error
-		if p, err = z.plan(e, p, why); err != nil {
+		next, err := z.try(e, p, why)
+		switch {
+		case err == nil:
+			p = next
+		case e.follows(p):
+			failure = "; no new plan: " + err.Error()
+		default:
 			return plan.Mix{}, err
 		}
 	} else {
@@ -157,7 +167,7 @@ func (z Accuracy) decide(e *exactMix) (plan.Mix, error) {
 		if counts[at] != l.Replicas {
 			why += fmt.Sprintf("; %d while others start", counts[at])
 		}
-		out.Alloc = append(out.Alloc, plan.Line{Function: f.Name, Count: counts[at], Batch: l.Batch, Why: why + "; " + p.Text})
+		out.Alloc = append(out.Alloc, plan.Line{Function: f.Name, Count: counts[at], Batch: l.Batch, Why: why + "; " + p.Text + failure})
 		e.next.Greedy[f.Name] = &e.pasts[at]
 	}
 	return out, nil
@@ -208,7 +218,6 @@ func (e *exactMix) targets(p *AccuracyPlan) []int {
 func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPlan, error) {
 	same := had != nil && had.For == e.signature()
 	p := e.problem
-	p.Work = z.work
 	p.Pipelines = slices.Clone(p.Pipelines)
 	for i := range p.Pipelines {
 		p.Pipelines[i].Demand = e.demand[i] * planFor
@@ -220,13 +229,7 @@ func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPla
 			p.Stages[at].Variants[k].Running = l.Replicas
 		}
 	}
-	s, err := p.Solve()
-	for range mostRounds {
-		if err != nil || !z.waits || !e.use(&p, s) {
-			break
-		}
-		s, err = p.Solve()
-	}
+	s, err := z.solve(e, &p)
 	if err != nil {
 		return nil, err
 	}
@@ -247,6 +250,7 @@ func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPla
 	if e.b.Exceeded(e.functions, e.targets(out)) != "" && e.b.Exceeded(e.functions, e.leasts()) == "" {
 		return nil, fmt.Errorf("no room for the plan on the devices")
 	}
+	out.Text = e.text(&p, s)
 	if !same || !slices.EqualFunc(out.Lanes, had.Lanes, func(a, b AccuracyLane) bool { return a.Replicas == b.Replicas }) {
 		e.next.Switches++
 	}
@@ -303,11 +307,6 @@ func (e *exactMix) keeps(s, is *accuracy.Solution) bool {
 	e.next.Cheaper = time.Time{}
 	return false
 }
-
-// mostRounds bounds how often a problem is solved again. The rate of a replica depends on how many
-// there are, so each round uses the rates for the plan
-// before. A few replicas can be used less than many.
-const mostRounds = 3
 
 // use sets the rates of a problem's batches to what the replicas of a solution serve, so that waits
 // are short enough. It reports whether any has clearly changed.
@@ -372,7 +371,6 @@ func (e *exactMix) read(p *accuracy.Problem, s *accuracy.Solution) *AccuracyPlan
 		}
 		out.Lanes[i] = l
 	}
-	out.Text = e.text(p, s)
 	return out
 }
 
@@ -387,6 +385,9 @@ func (e *exactMix) text(p *accuracy.Problem, s *accuracy.Solution) string {
 	if !s.Proved() {
 		text += fmt.Sprintf(" (perhaps %.2g%% more, and accuracy %.2g higher)", 100*s.Gaps[0], s.Gaps[1])
 	}
+	if e.left < textWork {
+		return text
+	}
 	wide := *p
 	wide.Replicas, wide.Budgets, wide.CountChanges = 100*(1+p.Replicas), nil, false
 	wide.Stages = slices.Clone(p.Stages)
@@ -396,8 +397,8 @@ func (e *exactMix) text(p *accuracy.Problem, s *accuracy.Solution) string {
 			wide.Stages[i].Variants[k].Uses, wide.Stages[i].Variants[k].Most = nil, 0
 		}
 	}
-	full, err := wide.Solve()
-	if err != nil {
+	full, err := e.spend(&wide, 1)
+	if err != nil || full.Served < 1-1e-6 {
 		return text
 	}
 	if lost := full.Accuracy - s.Accuracy; lost > 1e-6 || s.Served < 1-1e-6 {

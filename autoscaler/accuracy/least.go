@@ -1,7 +1,7 @@
 package accuracy
 
-// least returns a cost that no x is below: by the duality of linear programs, from the prices of the
-// rows. It holds for any prices, so errors in the inverse and in x make it lower, but not wrong.
+// least returns a cost that no x is below, by the duality of linear programs: from the prices of
+// the rows. It holds for any prices, so errors in the inverse make it lower, but not wrong.
 func (s *simplex) least() float64 {
 	prices := s.prices()
 	sum := 0.0
