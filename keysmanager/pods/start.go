@@ -287,9 +287,9 @@ func (r *Runtime) deleteLate(namespace, name string) {
 	r.delete(namespace, name)
 	select {
 	case <-time.After(createLate):
-		r.delete(namespace, name)
-	case <-r.remove.Done():
+	case <-r.open.Done():
 	}
+	r.delete(namespace, name)
 }
 
 // repeat asks the cluster until it succeeds or the Runtime gives up.
