@@ -157,8 +157,8 @@ func TestOldClusterResizesNothing(t *testing.T) {
 	}
 }
 
-// TestMemoryNeverFalls has a cluster that refuses to lower limits on memory, as Kubernetes 1.33 does.
-// A pod that has lost forks keeps its limit, and later forks start.
+// TestMemoryNeverFalls has a cluster that refuses to lower limits on memory, as Kubernetes 1.33
+// does. A pod that has lost forks keeps its limit, and later forks start.
 func TestMemoryNeverFalls(t *testing.T) {
 	c, g := familyOf(t)
 	c.grows = true

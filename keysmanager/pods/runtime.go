@@ -43,7 +43,8 @@ type Config struct {
 	// label. Runtimes of other releases do not touch its pods.
 	Installation string
 	// Run labels the pods of this Runtime, so that another Runtime can delete those that it leaves
-	// behind. If Run is empty, Open chooses a unique name. A watchdog gets it from the Runtime that starts it (EnvRun).
+	// behind. If Run is empty, Open chooses a unique name. A watchdog gets it from the Runtime that
+	// starts it (EnvRun).
 	Run string
 
 	Log *slog.Logger

@@ -272,7 +272,8 @@ func reap(conn *net.UnixConn, program int, signals <-chan os.Signal, pod bool) i
 			return status.ExitStatus()
 		}
 		s, ok := (<-signals).(syscall.Signal)
-		if ok && !pod && s != unix.SIGCHLD && s != unix.SIGURG && s != unix.SIGPIPE { // Go uses SIGURG itself
+		// Go uses SIGURG itself.
+		if ok && !pod && s != unix.SIGCHLD && s != unix.SIGURG && s != unix.SIGPIPE {
 			_ = unix.Kill(program, s) // it may have just ended
 		}
 	}
