@@ -176,7 +176,8 @@ func TestARoomEndsWithItsConnection(t *testing.T) {
 	}
 }
 
-// TestProgramsIgnoreNoSignals checks that a program of a pod ends by SIGTERM unless it handles that.
+// TestProgramsIgnoreNoSignals checks that a program of a pod ends by SIGTERM if it does not handle
+// that.
 func TestProgramsIgnoreNoSignals(t *testing.T) {
 	r := newRig(t)
 	in, out, err := os.Pipe()
