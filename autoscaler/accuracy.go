@@ -19,21 +19,19 @@ import (
 //
 // A plan is made for more than the expected demand: see planFor. It holds for 10 seconds, while the
 // demand is in its band. After that, a new plan takes its place only if it is clearly better: see
-// [Accuracy.keeps]. Between plans, routing tables follow the present demand and the replicas that
+// exactMix.keeps. Between plans, routing tables follow the present demand and the replicas that
 // are ready.
 //
 // Domains that package accuracy cannot plan for are mixed by [GreedyMix], and each line says why.
 type Accuracy struct {
 	greedy GreedyMix
-	hold   time.Duration
 	waits  bool
 }
 
 // NewAccuracy returns an Accuracy. It leaves half of the objective for waits, without hops, and
 // uses replicas fully.
 func NewAccuracy(cfg Config) Accuracy {
-	g := NewGreedyMix(cfg)
-	return Accuracy{g, g.sizer.cfg.Hold, false}
+	return Accuracy{NewGreedyMix(cfg), false}
 }
 
 // NewAccuracyWithWaits returns an Accuracy that uses replicas only as far as the predicted waits
@@ -48,12 +46,13 @@ func NewAccuracyWithWaits(cfg Config) Accuracy {
 const (
 	planEvery   = 10 * time.Second
 	planFor     = 1.1  // a plan is made for this many times the expected demand
-	planDown    = 0.7  // below this part of the demand that it is made for, a plan is replaced at once
+	planDown    = 0.7  // a plan is replaced at once if demand falls below this part of what it was
 	smoothing   = 10.0 // seconds, of the mean of the demand
 	planHop     = 0.001
-	planWork    = 2e8   // per goal: about 0.2 s
-	worthPart   = 0.005 // a new plan is worth a change if it serves this part more,
-	worthBetter = 0.002 // or is more accurate by this
+	planWork    = 1e8         // per goal: about 0.1 s
+	worthPart   = 0.005       // a new plan is worth a change if it serves this part more,
+	worthBetter = 0.002       // or is more accurate by this
+	worthLess   = time.Minute // or has needed fewer replicas for so long
 )
 
 // AccuracyMemory is what Accuracy remembers. Its parts are never changed.
@@ -214,7 +213,8 @@ func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPla
 	if same {
 		p.CountChanges = true
 		for i, l := range had.Lanes {
-			e.variant(&p, i).Running = l.Replicas
+			at, k := e.place(i)
+			p.Stages[at].Variants[k].Running = l.Replicas
 		}
 	}
 	s, err := p.Solve()
@@ -229,7 +229,7 @@ func (z Accuracy) plan(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPla
 	}
 	out := e.read(&p, s)
 	if same && e.b.Exceeded(e.functions, e.targets(had)) == "" {
-		if is := e.result(&p, had); z.keeps(e, s, is) {
+		if is := e.result(&p, had); e.keeps(s, is) {
 			kept := *had
 			kept.At, kept.Text = e.s.At, e.text(&p, is)
 			if why == "demand" { // the band moves, because had does as well
@@ -278,9 +278,10 @@ func (e *exactMix) result(p *accuracy.Problem, had *AccuracyPlan) *accuracy.Solu
 	return out
 }
 
-// keeps reports whether the plan in force, which does is, stays: the new one serves hardly more, is
+// keeps reports whether the plan in force stays. is is what that plan does now, and s is the new
+// plan. The old plan stays if the new one serves hardly more, is
 // hardly more accurate, and has not been cheaper for long enough.
-func (z Accuracy) keeps(e *exactMix, s, is *accuracy.Solution) bool {
+func (e *exactMix) keeps(s, is *accuracy.Solution) bool {
 	if s.Served*(1-worthPart) > is.Served || s.Accuracy > is.Accuracy+worthBetter {
 		return false
 	}
@@ -290,14 +291,15 @@ func (z Accuracy) keeps(e *exactMix, s, is *accuracy.Solution) bool {
 	if e.next.Cheaper = e.was.Cheaper; e.next.Cheaper.IsZero() || e.next.Cheaper.After(e.s.At) {
 		e.next.Cheaper = e.s.At
 	}
-	if e.s.At.Sub(e.next.Cheaper) < z.hold {
+	if e.s.At.Sub(e.next.Cheaper) < worthLess {
 		return true
 	}
 	e.next.Cheaper = time.Time{}
 	return false
 }
 
-// mostRounds is how often a plan is made again, with rates for the numbers of replicas of the one
+// mostRounds bounds how often a problem is solved again. The rate of a replica depends on how many
+// there are, so each round uses the rates for the plan
 // before. A few replicas can be used less than many.
 const mostRounds = 3
 
@@ -324,12 +326,6 @@ func (e *exactMix) use(p *accuracy.Problem, s *accuracy.Solution) bool {
 		}
 	}
 	return changed
-}
-
-// variant returns a lane's variant in a problem.
-func (e *exactMix) variant(p *accuracy.Problem, lane int) *accuracy.Variant {
-	at, k := e.place(lane)
-	return &p.Stages[at].Variants[k]
 }
 
 // place returns a lane's stage and its index there.
@@ -382,7 +378,7 @@ func (e *exactMix) text(p *accuracy.Problem, s *accuracy.Solution) string {
 		demand += p.Pipelines[i].Demand
 	}
 	text := fmt.Sprintf("plan for %.4g/s: serves %.4g%% with accuracy %.4g on %d replicas", demand, 100*s.Served, s.Accuracy, int(s.Price+0.5))
-	if s.Gaps[0] > 0 || s.Gaps[1] > 0 {
+	if !s.Proved() {
 		text += fmt.Sprintf(" (perhaps %.2g%% more, and accuracy %.2g higher)", 100*s.Gaps[0], s.Gaps[1])
 	}
 	wide := *p

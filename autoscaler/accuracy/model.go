@@ -28,8 +28,7 @@ type model struct {
 	several  []several
 	goalRows [steady]int // rows that keep what earlier goals have reached
 	costs    [goals][]float64
-	offset   float64 // changes that no plan can avoid
-	changed  []int   // columns: of each variant with a column, replicas more, and fewer, than before
+	changed  []int // columns: of each variant with a column, replicas more, and fewer, than before
 	building [][]entry
 	root     *basis    // at the root of the latest search
 	top      []float64 // by row: the largest slack
@@ -290,8 +289,7 @@ func (m *model) addChanges() {
 			v := &p.Stages[i].Variants[k]
 			col := m.variants[i][k]
 			if col < 0 {
-				m.offset += float64(v.Running)
-				continue
+				continue // it cannot have replicas
 			}
 			most := float64(p.most(v) + v.Running)
 			row := m.row(float64(v.Running), 0)

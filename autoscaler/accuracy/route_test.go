@@ -13,25 +13,27 @@ import (
 // heuristic, so a few requests may find no capacity.
 func TestRoutesServeWhatPlansDo(t *testing.T) {
 	worst, loss := 1.0, 0.0
-	for _, n := range []int{20, 60} {
-		for part := 0.2; part < 3; part += 0.4 {
-			for _, make := range []func(int, float64) *Problem{traffic, social} {
-				p := make(n, part*float64(n)*35)
-				s, err := p.Solve()
-				if err != nil {
-					t.Fatal(err)
+	for _, of := range []struct {
+		replicas int
+		loads    []float64
+		make     func(int, float64) *Problem
+	}{{20, []float64{0.2, 0.6, 1.6}, traffic}, {20, []float64{0.2, 0.9, 1.6, 2.4}, social}, {60, []float64{0.6, 1.6, 2.4}, social}} {
+		for _, load := range of.loads {
+			p := of.make(of.replicas, load*float64(of.replicas)*35)
+			s, err := p.Solve()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := MostAccurateFirst(p, s.Counts)
+			served, accuracy := r.Result(p, 0)
+			worst, loss = min(worst, served/s.Served), max(loss, s.Accuracy-accuracy)
+			for _, x := range r.Routes {
+				sum := x.Overflow
+				for _, share := range x.Shares {
+					sum += share.Part
 				}
-				r := MostAccurateFirst(p, s.Counts)
-				served, accuracy := r.Result(p, 0)
-				worst, loss = min(worst, served/s.Served), max(loss, s.Accuracy-accuracy)
-				for _, x := range r.Routes {
-					sum := x.Overflow
-					for _, share := range x.Shares {
-						sum += share.Part
-					}
-					if math.Abs(sum-1) > 1e-9 {
-						t.Errorf("route %+v: parts sum to %v", x, sum)
-					}
+				if math.Abs(sum-1) > 1e-9 {
+					t.Errorf("route %+v: parts sum to %v", x, sum)
 				}
 			}
 		}
@@ -57,6 +59,29 @@ func TestRoutesOfTooMuchDemand(t *testing.T) {
 	x := r.Routes[0]
 	if x.From != -1 || x.Overflow < 0.5 || math.Abs(r.Overflow[0]-5000*x.Overflow) > 1e-6 || len(r.Backups[0]) != 0 {
 		t.Errorf("route %+v with overflow %v and backups %v, want most requests in the overflow", x, r.Overflow, r.Backups)
+	}
+}
+
+// TestRoutesAreInTime has two stages of which only one may have its slow variant.
+func TestRoutesAreInTime(t *testing.T) {
+	vs := []Variant{
+		{Name: "fast", Accuracy: 0.5, Batches: []Batch{{Size: 1, Time: 0.1}}},
+		{Name: "slow", Accuracy: 0.9, Batches: []Batch{{Size: 1, Time: 0.4}}},
+	}
+	p := &Problem{
+		Replicas: 20, Stages: []Stage{{Name: "a", Variants: vs}, {Name: "b", Variants: vs}},
+		Pipelines: []Pipeline{{Name: "p", Steps: []Step{{From: 0, To: 1}}, Objective: 1, Queueing: HalfForQueueing, Demand: 5}},
+	}
+	r := MostAccurateFirst(p, [][]Count{{{Replicas: 1}, {Replicas: 1}}, {{Replicas: 5}, {Replicas: 5}}})
+	for _, x := range r.Routes {
+		for _, s := range x.Shares {
+			if x.From == 0 && x.FromVariant == 1 && s.Variant == 1 {
+				t.Errorf("%v of the requests behind the slow variant go to a slow one", s.Part)
+			}
+		}
+	}
+	if len(r.Routes) != 3 || r.Routes[2].Shares[0].Variant != 1 {
+		t.Errorf("routes %+v, want a slow variant behind the fast one", r.Routes)
 	}
 }
 

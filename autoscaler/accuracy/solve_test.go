@@ -229,8 +229,8 @@ func TestSolveIsDeterministic(t *testing.T) {
 func TestPhasesOfLoad(t *testing.T) {
 	last, phase := &Solution{Served: 1, Accuracy: 1}, 0
 	seen := [3]int{}
-	for _, demand := range []float64{100, 400, 600, 900, 1500, 2000, 2500, 3500, 4500} {
-		s, err := traffic(20, demand).Solve()
+	for _, demand := range []float64{100, 300, 500, 900, 1500, 3000, 5000, 6500, 8000} {
+		s, err := social(20, demand).Solve()
 		if err != nil || !s.Proved() {
 			t.Fatal(demand, err, s)
 		}
@@ -274,12 +274,12 @@ func TestMinAccuracyDropsRequests(t *testing.T) {
 
 // TestAnEndedSearchStatesItsGap gives a search too little work.
 func TestAnEndedSearchStatesItsGap(t *testing.T) {
-	p := traffic(20, 2065)
+	p := social(20, 1000)
 	best, err := p.Solve()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Work = 2e6
+	p.Work = 2e5
 	s, err := p.Solve()
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
-// Package kube reads and writes objects of Kubernetes from inside a pod: Secrets and Pods. It also
-// follows which machines take no new work. It talks to the API server with the pod's service
-// account, and needs no library of Kubernetes.
+// Package kube reads and writes objects of Kubernetes from inside a pod: Secrets, ConfigMaps and
+// Pods. It also follows changes of objects, and which machines take no new work. It talks to the
+// API server with the pod's service account, and needs no library of Kubernetes.
 package kube
 
 import (
@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,7 +25,7 @@ import (
 const AccountFolder = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // maxAnswer bounds an answer of the API server, in bytes. A Secret has at most 1 MiB, and a page of
-// machines has less than this, too.
+// a list is smaller than this, too.
 const maxAnswer = 32 << 20
 
 // answerTimeout bounds the time until an answer has come. Of a watch, it bounds that of its head.
@@ -38,6 +39,7 @@ type Client struct {
 	base    string // URL of the API server
 	account string // folder with the file token, which the kubelet renews
 	http    *http.Client
+	pause   time.Duration // the first one of [Client.Follow] after an error
 }
 
 // Address returns the URL of the API server of the cluster that this pod belongs to; empty: this
@@ -76,17 +78,29 @@ func New(base, account string) (*Client, error) {
 		// A watch ends soon if the API server is gone without a word.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
 	}
-	return &Client{base, account, &http.Client{Transport: transport}}, nil
+	return &Client{base, account, &http.Client{Transport: transport}, pauseLeast}, nil
 }
 
-// mergePatch is the content type of a patch in the form of RFC 7386.
-const mergePatch = "application/merge-patch+json"
+// Content types of bodies.
+const (
+	jsonBody   = "application/json"
+	mergePatch = "application/merge-patch+json" // RFC 7386
+)
 
-// do sends a request for a path of the API server, and returns the answer's body.
-func (c *Client) do(ctx context.Context, method, path, kind string, body []byte) ([]byte, error) {
+// request is a request to the API server.
+type request struct {
+	method, path string
+	query        url.Values
+	kind         string // Content-Type of the body
+	accept       string // empty: JSON
+	body         []byte
+}
+
+// do sends a request, and returns the answer's body.
+func (c *Client) do(ctx context.Context, r request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	resp, err := c.send(ctx, method, path, kind, body)
+	resp, err := c.send(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -102,32 +116,41 @@ func readAnswer(resp *http.Response) ([]byte, error) {
 	return b, err
 }
 
-// send sends a request for a path of the API server. If there is no error, the caller closes the
-// answer's body.
-func (c *Client) send(ctx context.Context, method, path, kind string, body []byte) (*http.Response, error) {
+// send sends a request. The caller closes the body of the answer, whose status is a success.
+func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	token, err := os.ReadFile(filepath.Join(c.account, "token"))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoPod, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	at := c.base + r.path
+	if len(r.query) > 0 {
+		at += "?" + r.query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, at, bytes.NewReader(r.body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	req.Header.Set("Accept", "application/json")
-	if kind != "" {
-		req.Header.Set("Content-Type", kind)
+	if r.accept != "" {
+		req.Header.Set("Accept", r.accept)
+	}
+	if r.kind != "" {
+		req.Header.Set("Content-Type", r.kind)
 	}
 	resp, err := c.http.Do(req)
-	if err != nil || resp.StatusCode >= 200 && resp.StatusCode <= 299 {
-		return resp, err
-	}
-	defer resp.Body.Close()
-	b, err := readAnswer(resp)
 	if err != nil {
 		return nil, err
 	}
-	return nil, refusal(resp.StatusCode, b)
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		defer resp.Body.Close()
+		b, err := readAnswer(resp)
+		if err != nil {
+			return nil, err
+		}
+		return nil, refusal(resp.StatusCode, b)
+	}
+	return resp, nil
 }
 
 // Refused is an answer of the API server that is no success. Its message says which verb and
@@ -141,9 +164,18 @@ type Refused struct {
 func (e *Refused) Error() string { return fmt.Sprintf("status %d: %s", e.Status, e.Message) }
 
 // NotFound reports whether an error says that an object does not exist.
-func NotFound(err error) bool {
+func NotFound(err error) bool { return refusedWith(err, http.StatusNotFound) }
+
+// Conflict reports whether an error says that an object exists already, or is not the one that was
+// meant.
+func Conflict(err error) bool { return refusedWith(err, http.StatusConflict) }
+
+// Invalid reports whether an error says that an object is not accepted as it is.
+func Invalid(err error) bool { return refusedWith(err, http.StatusUnprocessableEntity) }
+
+func refusedWith(err error, status int) bool {
 	var refused *Refused
-	return errors.As(err, &refused) && refused.Status == http.StatusNotFound
+	return errors.As(err, &refused) && refused.Status == status
 }
 
 // refusal returns the error in an answer.

@@ -95,7 +95,7 @@ func (c *Client) WatchMachines(ctx context.Context, f func(closed map[string]str
 	ctx, cancel := context.WithTimeout(ctx, watchFor+time.Minute) // the server ends the watch earlier
 	defer cancel()
 	q := url.Values{"watch": {"true"}, "resourceVersion": {version}, "timeoutSeconds": {strconv.Itoa(int(watchFor.Seconds()))}}
-	resp, err := c.send(ctx, http.MethodGet, "/api/v1/nodes?"+q.Encode(), "", nil)
+	resp, err := c.send(ctx, request{method: http.MethodGet, path: "/api/v1/nodes", query: q})
 	if err != nil {
 		return fmt.Errorf("kube: watch nodes: %w", err)
 	}
@@ -165,7 +165,7 @@ func (c *Client) listMachines(ctx context.Context) (closed map[string]string, ve
 	closed = map[string]string{}
 	q := url.Values{"limit": {strconv.Itoa(pageSize)}}
 	for {
-		b, err := c.do(ctx, http.MethodGet, "/api/v1/nodes?"+q.Encode(), "", nil)
+		b, err := c.do(ctx, request{method: http.MethodGet, path: "/api/v1/nodes", query: q})
 		if err != nil {
 			return nil, "", err
 		}

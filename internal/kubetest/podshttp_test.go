@@ -107,6 +107,10 @@ func (i *installed) speaksHTTP(t *testing.T) {
 	if got := i.ask("web/inside", ""); got != "200 "+webInside+"<nil>" {
 		t.Errorf("inside, web sees\n%s\nwant\n%s", got, webInside)
 	}
+	limits := i.Kubectl("get", "pods", "-n", "openfaas-fn", "-l", "faas_function=web", "-o", "jsonpath={.items[*].spec.containers[0].resources.limits}")
+	if want := fmt.Sprintf(`{"cpu":"500m","memory":"%d"}`, 96<<20); limits != want+" "+want {
+		t.Errorf("limits %s, want %s of each pod", limits, want)
+	}
 	begin := time.Now()
 	for range 20 {
 		if got := i.ask("classic", "hello"); got != "200 HELLO<nil>" {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,8 +78,10 @@ func (r *Runtime) prepare(ctx context.Context, c sandbox.Command) (_ *process, e
 	if p.outline, err = outline(c); err != nil {
 		return nil, err
 	}
-	if p.pod, err = r.cfg.Cluster.CreatePod(ctx, r.pod(c, p.outline, namespace)); err != nil {
-		if refused := (*kube.Refused)(nil); c.Chroot != "" && p.outline.UID == 0 && errors.As(err, &refused) && refused.Status == http.StatusForbidden {
+	wanted := r.pod(c, p.outline, namespace)
+	wanted.Metadata.Owners = r.ownersOf(ctx, c, namespace)
+	if p.pod, err = r.cfg.Cluster.CreatePod(ctx, wanted); err != nil {
+		if refused := (*kube.Refused)(nil); c.Chroot != "" && p.outline.UID == 0 && errors.As(err, &refused) && strings.Contains(refused.Message, "PodSecurity") {
 			err = fmt.Errorf("%w (the image's user is root: want a USER in the image, or a namespace whose Pod Security is baseline)", err)
 		}
 		return nil, err

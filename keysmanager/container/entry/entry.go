@@ -1,7 +1,8 @@
 // Package entry is the way of a process into a container. Descriptors, arguments and the
 // environment cannot pass through containerd, so a container's first program is a small one of ours
 // that gets them by a unix socket. That program, [Main], starts the wanted program, hands on its
-// signals, reaps what it leaves, and ends when it ends or when the other side has gone.
+// signals, reaps what it leaves, and ends when it ends or when the other side has gone. In place of
+// one program, it can start several: see [Conn.Room].
 package entry
 
 import (
