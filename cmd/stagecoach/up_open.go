@@ -136,17 +136,10 @@ func (u *up) openQueue(ctx context.Context) error {
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
 	var stop func()
-	if u.nodes.cordons, stop, err = openCordons(ctx, u.nats, u.log); err != nil {
+	if u.nodes.cordons, stop, err = openCordons(ctx, u.nats, u.cfg.Cluster.FollowCordons, u.log); err != nil {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	if u.cfg.Cluster.FollowCordons {
-		unfollow, err := u.nodes.cordons.followMachines(ctx, u.nats)
-		if err != nil {
-			return err
-		}
-		u.onClose(func() error { unfollow(); return nil })
-	}
 	if !u.cfg.Node.None {
 		if err := u.openNode(); err != nil {
 			return err
