@@ -69,9 +69,7 @@ func (a *Accuracies) Function(d *Deployed) accuracy.Function {
 		r := v.(*accuracy.Results)
 		m := r.Functions[0].Measured
 		f.Measured, f.Stale = &m, !r.Images[f.Function].Same(f.Image)
-		if !f.Stale {
-			f.Accuracy, f.From = m.Mean, accuracy.FromMeasured
-		}
+		f.Accuracy, f.From = m.Mean, accuracy.FromMeasured
 	}
 	if annotations := d.Deployment.Annotations; annotations != nil {
 		if _, states := (*annotations)[pipeline.Prefix+"accuracy"]; states {

@@ -20,9 +20,9 @@ func Of(scores []float64, hits bool) Estimate {
 		return e
 	}
 	for _, s := range scores {
-		e.Mean += s / float64(n)
+		e.Mean += s
 	}
-	e.Mean = min(max(e.Mean, 0), 1)
+	e.Mean = min(max(e.Mean/float64(n), 0), 1)
 	squares := 0.0
 	for _, s := range scores {
 		squares += (s - e.Mean) * (s - e.Mean)

@@ -89,7 +89,9 @@ type Function struct {
 	Accuracy float64   `json:"accuracy"` // that policies use
 	From     string    `json:"from"`
 	Measured *Measured `json:"measured,omitempty"` // also if From is another
-	Stale    bool      `json:"stale,omitempty"`    // Measured is of an earlier image, so it is not used
+	// Stale means that Measured is of an earlier image. It still counts, because the default would
+	// make an unknown function the best one.
+	Stale bool `json:"stale,omitempty"`
 }
 
 // String says in one line how accurate the function is, and where that comes from.
@@ -97,16 +99,14 @@ func (f *Function) String() string {
 	text := "1, as nobody has stated or measured it"
 	switch f.From {
 	case FromAnnotation:
-		text = fmt.Sprintf("%.4g, by the annotation %saccuracy", f.Accuracy, pipeline.Prefix)
+		if text = fmt.Sprintf("%.4g, by the annotation %saccuracy", f.Accuracy, pipeline.Prefix); f.Measured != nil {
+			text += fmt.Sprintf("; not used: %s", f.Measured)
+		}
 	case FromMeasured:
-		return f.Measured.String()
+		text = f.Measured.String()
 	}
-	switch {
-	case f.Measured == nil:
-	case f.Stale:
-		text += fmt.Sprintf("; of an earlier image: %s", f.Measured)
-	default:
-		text += fmt.Sprintf("; not used: %s", f.Measured)
+	if f.Stale {
+		text += ", of an earlier image: measure it again"
 	}
 	return text
 }

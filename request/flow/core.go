@@ -187,7 +187,7 @@ func (c *Core) replied(now time.Time, r *task.Reply, outlines []tensor.Outline) 
 		c.remake(now, w, k, r)
 	case r.Code == task.OK && w.strays(k, r):
 		k.done = true
-		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed, Message: fmt.Sprintf("%s answered, and the request asks for %s (%s)", w.answering(k, r), w.only(k.stage), VariantsHeader)}))
+		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed, Message: fmt.Sprintf("%s answered, and the request asks for %s (%s)", w.answering(k, r), w.only(k.stage), task.HeaderVariants)}))
 	case r.Code == task.OK && w.mixes(k, r):
 		// The call was tried again while its first answer was on the way.
 		k.done = true

@@ -10,17 +10,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// VariantsHeader is the header in which a client names the functions that must serve the stages of
-// its request, by commas. Each is a stage's own function or a variant. Stages for which it names
-// none are routed as usual.
-const VariantsHeader = "X-Variants"
-
 // wanted returns the pins that a request's header asks for, parallel to the stages. The pin of a
 // stage without a wish is empty. Without the header, wanted returns nil.
 func wanted(req *task.Request, g *pipeline.Pipeline) ([]task.Pin, *task.Error) {
 	var names []string
 	for i := range req.Header {
-		if req.Header[i].Name == VariantsHeader {
+		if req.Header[i].Name == task.HeaderVariants {
 			names = append(names, strings.Split(req.Header[i].Value, ",")...)
 		}
 	}
@@ -63,5 +58,5 @@ func served(g *pipeline.Pipeline) (out []string) {
 }
 
 func badVariant(name, want string) *task.Error {
-	return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("header %s: got %.200q, want %s", VariantsHeader, name, want)}
+	return &task.Error{Status: http.StatusBadRequest, Cause: fmt.Sprintf("header %s: got %.200q, want %s", task.HeaderVariants, name, want)}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/score"
 	"github.com/stagecoach-serving/stagecoach/provider/accuracy"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
-	"github.com/stagecoach-serving/stagecoach/request/flow"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // accuracyFlags are the flags of `stagecoach profile --accuracy`.
@@ -207,7 +207,7 @@ func (m *accuracyRun) score(ctx context.Context, target, items string, functions
 	if err != nil {
 		return 0, err
 	}
-	header := http.Header{"Content-Type": {m.f.contentType}, flow.VariantsHeader: {strings.Join(functions, ",")}}
+	header := http.Header{"Content-Type": {m.f.contentType}, task.HeaderVariants: {strings.Join(functions, ",")}}
 	if m.f.contentType == "" {
 		header.Set("Content-Type", typeOf(body, e.input))
 	}
