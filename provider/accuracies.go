@@ -21,8 +21,8 @@ const (
 	chainsPrefix   = "chains/"
 )
 
-// Accuracies are the measured accuracies that the registry follows. Its methods may be called at any
-// time.
+// Accuracies are the measured accuracies that the registry follows. All methods may be called at
+// any time.
 type Accuracies struct {
 	registry  *Registry
 	functions sync.Map // pipeline.Key to *accuracy.Results, with one result of a function

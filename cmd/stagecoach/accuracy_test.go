@@ -47,7 +47,8 @@ find-small → read-small +0\.5 +measured by exact, n 10, 0\.2366 to 0\.7634`, "
 
 	// The functions of a stage, with a command that scores.
 	scorer := filepath.Join(t.TempDir(), "half")
-	if err := os.WriteFile(scorer, []byte("#!/bin/sh\ncmp -s \"$1\" \"$2\" && echo 1 || echo 0.5\n"), 0o700); err != nil { //nolint:gosec // it is a program
+	//nolint:gosec // it is a program
+	if err := os.WriteFile(scorer, []byte("#!/bin/sh\ncmp -s \"$1\" \"$2\" && echo 1 || echo 0.5\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	c.run(`(?m)^find +find +1, measured by command=\S+ on 10 inputs, .*\nfind +find-small +0\.9, measured by .*on 10 inputs, 95 % interval 0\.7492 to 1`, "", "profile", "find", "--accuracy", folder, "--min", "10", "--scorer", "command="+scorer)

@@ -1,5 +1,5 @@
-// Package accuracy holds how accurate the answers of functions are, and those of chains of functions
-// through a pipeline, as `stagecoach profile --accuracy` measures them. It does no I/O.
+// Package accuracy holds how accurate the answers of functions are, and those of chains of
+// functions through a pipeline, as `stagecoach profile --accuracy` measures them. It does no I/O.
 package accuracy
 
 import (
@@ -194,8 +194,8 @@ func (m *Measured) check(at string) error {
 }
 
 // Chains returns the accuracy of each chain of a pipeline. stages has the functions of each stage.
-// measured returns the measured accuracy of a chain; nil: it was not measured. Without functions, or
-// with more than MostChains chains, Chains returns nil.
+// measured returns the measured accuracy of a chain; nil: it was not measured. Without functions,
+// or with more than MostChains chains, Chains returns nil.
 //
 // A chain that was not measured gets the product of its functions' accuracies, each divided by that
 // of the stage's most accurate function. So the best chain has 1. If some chains were measured, the

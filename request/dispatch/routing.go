@@ -104,8 +104,8 @@ func (r *router) choose(it *item) task.DropReason {
 }
 
 // named returns the lane of the function that has to run a task, because the client or the task's
-// request names it. The lane is nil if that function does not serve the stage. named is false if the
-// table decides.
+// request names it. The lane is nil if that function does not serve the stage. named is false if
+// the table decides.
 func (r *router) named(t *task.Task) (l *Lane, named bool) {
 	if t.Function != r.core.cfg.Function {
 		if l = r.core.Lane(t.Function); l != nil {

@@ -106,10 +106,11 @@ func runScorer(ctx context.Context, program, want, got string) (float64, error) 
 
 // accuracyRun is one measurement.
 type accuracyRun struct {
-	c        *client.Client
-	f        *profileFlags
-	scorer   score.Scorer
-	file     func(ctx context.Context, want, got string) (float64, error) // in place of scorer.Score; nil: none
+	c      *client.Client
+	f      *profileFlags
+	scorer score.Scorer
+	// file scores files, in place of scorer.Score; nil: it does not.
+	file     func(ctx context.Context, want, got string) (float64, error)
 	examples []example
 }
 
