@@ -28,7 +28,7 @@ TESTS     := -vet=off '-ldflags=-w -extldflags=-Wl,-z,lazy'
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images images-oci images-push demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd test-images-oci kubernetes test-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images images-oci images-push demo test test-python test-solvers test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd test-images-oci kubernetes test-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ test-python: images ## test stages in Python, also with real PyTorch
 	scripts/test-python
 	$(GO) test $(TESTS) -race -timeout $(TEST_TIMEOUT) ./internal/templatetest ./functions/torch/... ./stage/conformance ./keysmanager
 
+test-solvers: ## compare plans of variants with HiGHS, 500 problems; SOLVER_PROBLEMS changes that
+	GO="$(GO)" scripts/test-solvers
+
 test-torch: images ## stages on PyPI's PyTorch and popular models; scripts/test-torch has options
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-torch
 
@@ -107,7 +110,7 @@ test-containerd: images ## containers, with two versions of containerd; 50 cycle
 kubernetes: ## build Kubernetes for tests, once per version, outside of this folder
 	@GO="$(GO)" scripts/kubernetes/build
 
-test-kubernetes: kubernetes build ## the chart on a real Kubernetes with three nodes; needs root
+test-kubernetes: kubernetes images ## the chart on a real Kubernetes with three nodes; needs root
 	@scripts/tools --containerd --kubernetes
 	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
 

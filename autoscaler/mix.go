@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Accuracy is a plan.Mixer. It answers as accurately as the budget allows: it gives replicas to
+// GreedyMix is a plan.Mixer. It answers as accurately as the budget allows: it gives replicas to
 // accurate variants, and uses cheaper ones for what those cannot serve. Build it with
-// [NewAccuracy].
+// [NewGreedyMix].
 //
 // It makes a series of mixes, which does not depend on the budget. The first one has the fewest
 // replicas that functions may have. Each next one adds replicas to one variant:
@@ -26,20 +26,20 @@ import (
 // How much a variant can serve in time is predicted as for the [Sizer], with Erlang's C. Chains of
 // variants that are too slow together are excluded: see [mixing.exclude].
 //
-// The method is a greedy precursor of Loki's (HPDC'24), which solves an integer program.
-type Accuracy struct{ sizer Sizer }
+// The method knows lengths, joins and waits. [Accuracy] finds better mixes where it applies.
+type GreedyMix struct{ sizer Sizer }
 
-// NewAccuracy returns an Accuracy.
-func NewAccuracy(cfg Config) Accuracy { return Accuracy{NewSizer(cfg)} }
+// NewGreedyMix returns a GreedyMix.
+func NewGreedyMix(cfg Config) GreedyMix { return GreedyMix{NewSizer(cfg)} }
 
 // Merge joins the memories of two domains that have become one.
-func (z Accuracy) Merge(a, b Memory) Memory { return z.sizer.Merge(a, b) }
+func (z GreedyMix) Merge(a, b Memory) Memory { return z.sizer.Merge(a, b) }
 
 // mostMixes bounds the length of a series.
 const mostMixes = 400
 
 // Mix implements plan.Mixer.
-func (z Accuracy) Mix(s plan.Snapshot, d plan.Domain, b plan.Budget, m Memory) (plan.Mix, Memory, error) {
+func (z GreedyMix) Mix(s plan.Snapshot, d plan.Domain, b plan.Budget, m Memory) (plan.Mix, Memory, error) {
 	mx, err := newMixing(&s, d, z.sizer.cfg.meanPart())
 	if err != nil {
 		return plan.Mix{}, m, err

@@ -31,7 +31,7 @@ func TestMixFollowsLengths(t *testing.T) {
 	before := 0
 	for _, long := range []float64{0, 0.1, 0.3, 0.5, 0.8, 1} {
 		s, d := byLengths(100, long)
-		mix, _, err := NewAccuracy(Config{}).Mix(s, d, wide, nil)
+		mix, _, err := NewGreedyMix(Config{}).Mix(s, d, wide, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -52,7 +52,7 @@ func TestMixFollowsLengths(t *testing.T) {
 	for i := range s.Functions {
 		s.Functions[i].Lengths = nil
 	}
-	mix, _, err := NewAccuracy(Config{}).Mix(s, d, wide, nil)
+	mix, _, err := NewGreedyMix(Config{}).Mix(s, d, wide, nil)
 	if err != nil || mix.Alloc[0].Count > 2 {
 		t.Errorf("with unknown lengths: %+v, %v, want the best lane to serve all, as far as anybody knows", mix.Alloc, err)
 	}
@@ -115,7 +115,7 @@ func TestNoLaneGetsInputsThatAreTooLong(t *testing.T) {
 				t.Fatalf("stage %s: %g/s of %g/s have a lane", st.name, sum, st.rate)
 			}
 		}
-		mix, _, err := NewAccuracy(Config{}).Mix(s, d, wide, nil)
+		mix, _, err := NewGreedyMix(Config{}).Mix(s, d, wide, nil)
 		if err == nil {
 			err = s.RouteFaults(d, mix.Tables, mix.Excluded)
 		}

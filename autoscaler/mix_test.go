@@ -33,12 +33,12 @@ func more(b plan.Budget, rng *rand.Rand) plan.Budget {
 	return b
 }
 
-// TestAccuracyThroughHistories mixes in random worlds and checks that each mix is sound, within its
-// budget unless minimums exceed it, and the same with the same arguments. A larger budget must not
-// make answers less accurate.
-func TestAccuracyThroughHistories(t *testing.T) {
+// TestGreedyMixThroughHistories mixes in random worlds and checks that each mix is sound, within
+// its budget unless minimums exceed it, and the same with the same arguments. A larger budget must
+// not make answers less accurate.
+func TestGreedyMixThroughHistories(t *testing.T) {
 	t.Parallel()
-	z, excluded := NewAccuracy(Config{}), 0
+	z, excluded := NewGreedyMix(Config{}), 0
 	for seed := range uint64(120) {
 		w, rng := plantest.NewVariantWorld(seed), rand.New(rand.NewPCG(seed, 9))
 		memory := map[string]Memory{}
@@ -146,11 +146,11 @@ func twoStages(rate float64, slo time.Duration) (plan.Snapshot, plan.Domain) {
 	return s, plan.Domains(s)[0]
 }
 
-// TestAccuracyExcludesChainsThatAreTooSlowTogether has an objective that only one slow lane fits.
-func TestAccuracyExcludesChainsThatAreTooSlowTogether(t *testing.T) {
+// TestGreedyMixExcludesChainsThatAreTooSlowTogether has an objective that only one slow lane fits.
+func TestGreedyMixExcludesChainsThatAreTooSlowTogether(t *testing.T) {
 	t.Parallel()
 	s, d := twoStages(20, 400*time.Millisecond) // 200+200 do not fit, 200+50 do
-	mix, _, err := NewAccuracy(Config{}).Mix(s, d, plan.Budget{Replicas: 1000}, nil)
+	mix, _, err := NewGreedyMix(Config{}).Mix(s, d, plan.Budget{Replicas: 1000}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,18 +165,18 @@ func TestAccuracyExcludesChainsThatAreTooSlowTogether(t *testing.T) {
 		t.Errorf("behind a-fast: %s, want b", got)
 	}
 	s.Pipelines[0].SLO = time.Second
-	if mix, _, err = NewAccuracy(Config{}).Mix(s, d, plan.Budget{Replicas: 1000}, nil); err != nil || mix.Excluded != nil {
+	if mix, _, err = NewGreedyMix(Config{}).Mix(s, d, plan.Budget{Replicas: 1000}, nil); err != nil || mix.Excluded != nil {
 		t.Errorf("excluded %v, %v with time enough, want none", mix.Excluded, err)
 	}
 }
 
-// TestAccuracyUsesCheapVariantsForWhatTheBudgetLacks shrinks the budget of one stage.
-func TestAccuracyUsesCheapVariantsForWhatTheBudgetLacks(t *testing.T) {
+// TestGreedyMixUsesCheapVariantsForWhatTheBudgetLacks shrinks the budget of one stage.
+func TestGreedyMixUsesCheapVariantsForWhatTheBudgetLacks(t *testing.T) {
 	t.Parallel()
 	s, d := twoStages(40, 10*time.Second)
 	last := 2.0
 	for _, replicas := range []int{40, 16, 12, 8, 5} {
-		mix, _, err := NewAccuracy(Config{}).Mix(s, d, plan.Budget{Replicas: replicas}, nil)
+		mix, _, err := NewGreedyMix(Config{}).Mix(s, d, plan.Budget{Replicas: replicas}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

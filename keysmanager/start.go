@@ -241,6 +241,7 @@ func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) err
 		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
 	}
 	image.ReadOnly, image.Options = s.ReadOnly, optionsOf(s)
+	image.Options.Memory, image.Options.CPUMilli = s.Memory, s.CPUMilli
 	b, err := json.Marshal(image)
 	if err != nil {
 		return fmt.Errorf("image %q: %w", image.Name, err)

@@ -268,7 +268,11 @@ func (a *assembly) checkPolicies(s *Stage) {
 	if s.Name == a.p.Entry || a.p.Entry == "" || len(s.Pipelines) > 1 {
 		return
 	}
-	for _, policy := range []struct{ annotation, value string }{{"allocator", s.Allocator}, {"rank", s.Rank}, {"route", s.Route}} {
+	least := ""
+	if s.MinAccuracy > 0 {
+		least = strconv.FormatFloat(s.MinAccuracy, 'g', -1, 64)
+	}
+	for _, policy := range []struct{ annotation, value string }{{"allocator", s.Allocator}, {"rank", s.Rank}, {"route", s.Route}, {"min-accuracy", least}} {
 		if policy.value != "" {
 			a.fault(s.Name, policy.annotation, strconv.Quote(policy.value), fmt.Sprintf("it on the entry stage %q alone: it is the whole pipeline's", a.p.Entry))
 		}

@@ -282,7 +282,7 @@ func (p *parser) variant(f *Function, annotations map[string]string) {
 	if f.VariantOf == "" {
 		return
 	}
-	for _, name := range []string{"allocator", "each", "join", "length", "next", "pipeline", "rank", "route", "slo"} {
+	for _, name := range []string{"allocator", "each", "join", "length", "min-accuracy", "next", "pipeline", "rank", "route", "slo"} {
 		if v, set := annotations[Prefix+name]; set {
 			p.fail(fmt.Sprintf("annotations[%q]", Prefix+name), strconv.Quote(v),
 				fmt.Sprintf("none beside %svariant-of: the stage %q declares it", Prefix, f.VariantOf))

@@ -20,11 +20,11 @@ func TestParseReadsEveryField(t *testing.T) {
 			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8Gi", "stagecoach.dev/start": "map", "stagecoach.dev/network": " none", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
 			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "stagecoach.dev/items": "one", "stagecoach.dev/runtime-class": "gvisor",
 			"stagecoach.dev/drop-capabilities": "NET_BIND_SERVICE, CAP_CHOWN", "stagecoach.dev/cdi-devices": "vendor.com/device=b, vendor.com/device=a:0", "other/x": "y",
-			"stagecoach.dev/length": " tensor:input:0:1", "stagecoach.dev/rank": "least-slack ", "stagecoach.dev/allocator": "loki", "stagecoach.dev/route": "best", "stagecoach.dev/max-length": "128",
+			"stagecoach.dev/length": " tensor:input:0:1", "stagecoach.dev/rank": "least-slack ", "stagecoach.dev/allocator": "loki", "stagecoach.dev/route": "best", "stagecoach.dev/max-length": "128", "stagecoach.dev/min-accuracy": "0.75",
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batching: Batching{Batch: 4}, Variant: Variant{Accuracy: 0.9, MaxLength: 128}, Length: "tensor:input:0:1", Policies: Policies{Allocator: "loki", Rank: RankLeastSlack, Route: "best"},
+		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batching: Batching{Batch: 4}, Variant: Variant{Accuracy: 0.9, MaxLength: 128, MinAccuracy: 0.75}, Length: "tensor:input:0:1", Policies: Policies{Allocator: "loki", Rank: RankLeastSlack, Route: "best"},
 		Isolation: Isolation{Network: "none", RuntimeClass: "gvisor", DropCapabilities: []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, CDIDevices: []string{"vendor.com/device=a:0", "vendor.com/device=b"}},
 		Async:     defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
@@ -73,8 +73,8 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"no length":         {nil, map[string]string{"stagecoach.dev/length": ""}, []string{`annotations["stagecoach.dev/length"]`}, "tensor:NAME:DIMENSION"},
 		"length of a variant": {
 			nil,
-			map[string]string{"stagecoach.dev/variant-of": "s", "stagecoach.dev/length": "bytes", "stagecoach.dev/rank": "fair", "stagecoach.dev/route": "best", "stagecoach.dev/allocator": "loki"},
-			[]string{`annotations["stagecoach.dev/allocator"]`, `annotations["stagecoach.dev/length"]`, `annotations["stagecoach.dev/rank"]`, `annotations["stagecoach.dev/route"]`},
+			map[string]string{"stagecoach.dev/variant-of": "s", "stagecoach.dev/length": "bytes", "stagecoach.dev/rank": "fair", "stagecoach.dev/route": "best", "stagecoach.dev/allocator": "loki", "stagecoach.dev/min-accuracy": "0.5"},
+			[]string{`annotations["stagecoach.dev/allocator"]`, `annotations["stagecoach.dev/length"]`, `annotations["stagecoach.dev/min-accuracy"]`, `annotations["stagecoach.dev/rank"]`, `annotations["stagecoach.dev/route"]`},
 			"declares it",
 		},
 		"own variant": {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
@@ -267,22 +267,23 @@ func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
 		fns  []Function
 		want string
 	}{
-		"missing":     {[]Function{stage(t, "a", "gone")}, `function "a", annotation stagecoach.dev/next: got "gone", which is not deployed`},
-		"two entries": {[]Function{stage(t, "a", "c"), stage(t, "b", "c"), stage(t, "c", "")}, `function "b", annotation stagecoach.dev/pipeline: got "p", which has the entry "a" already`},
-		"the entry":   {[]Function{stage(t, "a", "c"), stage(t, "b", "c", "slo", "1s"), stage(t, "c", "")}, `function "a", annotation stagecoach.dev/pipeline: got "p", which has the entry "b" already`},
-		"cycle":       {[]Function{stage(t, "a", "b"), stage(t, "b", "c"), stage(t, "c", "b")}, `function "b", annotation stagecoach.dev/next: got the cycle b > c > b`},
-		"unreachable": {[]Function{stage(t, "a", ""), stage(t, "b", "c"), stage(t, "c", "b")}, "got the cycle b > c > b"},
-		"behind":      {[]Function{stage(t, "a", "z"), stage(t, "z", "y"), stage(t, "y", "x,b"), stage(t, "x", "z"), stage(t, "b", "")}, "got the cycle x > z > y > x"},
-		"all a cycle": {[]Function{stage(t, "a", "b"), stage(t, "b", "a")}, "no entry"},
-		"join":        {[]Function{stage(t, "a", "b"), stage(t, "b", "", "join", "2")}, `annotation stagecoach.dev/join: got 2, want at most its 1`},
-		"slo":         {[]Function{stage(t, "a", "b"), stage(t, "b", "", "slo", "1s")}, `function "b", annotation stagecoach.dev/slo`},
-		"rank":        {[]Function{stage(t, "a", "b"), stage(t, "b", "", "rank", "fair")}, `function "b", annotation stagecoach.dev/rank: got "fair", want it on the entry stage "a" alone`},
-		"route":       {[]Function{stage(t, "a", "b", "route", "best"), stage(t, "b", "", "route", "best")}, `function "b", annotation stagecoach.dev/route: got "best", want it on the entry stage "a" alone`},
-		"allocator":   {[]Function{stage(t, "a", "b"), stage(t, "b", "", "allocator", "loki")}, `function "b", annotation stagecoach.dev/allocator: got "loki", want it on the entry stage "a" alone`},
-		"alien":       {[]Function{stage(t, "a", "alien"), other}, "does not belong to the pipeline"},
-		"name taken":  {[]Function{stage(t, "a", ""), named}, `function "a", annotation stagecoach.dev/pipeline: got "p", which is a function's name too`},
-		"late name":   {[]Function{stage(t, "a", "p"), stage(t, "p", "")}, `function "p", annotation stagecoach.dev/pipeline: got "p", which is the name of this stage, and the stage follows others`},
-		"variant":     {[]Function{stage(t, "a", "b"), stage(t, "b", "", "variant-of", "c")}, `a variant of "c"`},
+		"missing":      {[]Function{stage(t, "a", "gone")}, `function "a", annotation stagecoach.dev/next: got "gone", which is not deployed`},
+		"two entries":  {[]Function{stage(t, "a", "c"), stage(t, "b", "c"), stage(t, "c", "")}, `function "b", annotation stagecoach.dev/pipeline: got "p", which has the entry "a" already`},
+		"the entry":    {[]Function{stage(t, "a", "c"), stage(t, "b", "c", "slo", "1s"), stage(t, "c", "")}, `function "a", annotation stagecoach.dev/pipeline: got "p", which has the entry "b" already`},
+		"cycle":        {[]Function{stage(t, "a", "b"), stage(t, "b", "c"), stage(t, "c", "b")}, `function "b", annotation stagecoach.dev/next: got the cycle b > c > b`},
+		"unreachable":  {[]Function{stage(t, "a", ""), stage(t, "b", "c"), stage(t, "c", "b")}, "got the cycle b > c > b"},
+		"behind":       {[]Function{stage(t, "a", "z"), stage(t, "z", "y"), stage(t, "y", "x,b"), stage(t, "x", "z"), stage(t, "b", "")}, "got the cycle x > z > y > x"},
+		"all a cycle":  {[]Function{stage(t, "a", "b"), stage(t, "b", "a")}, "no entry"},
+		"join":         {[]Function{stage(t, "a", "b"), stage(t, "b", "", "join", "2")}, `annotation stagecoach.dev/join: got 2, want at most its 1`},
+		"slo":          {[]Function{stage(t, "a", "b"), stage(t, "b", "", "slo", "1s")}, `function "b", annotation stagecoach.dev/slo`},
+		"min-accuracy": {[]Function{stage(t, "a", "b"), stage(t, "b", "", "min-accuracy", "0.5")}, `function "b", annotation stagecoach.dev/min-accuracy: got "0.5", want it on the entry stage "a" alone`},
+		"rank":         {[]Function{stage(t, "a", "b"), stage(t, "b", "", "rank", "fair")}, `function "b", annotation stagecoach.dev/rank: got "fair", want it on the entry stage "a" alone`},
+		"route":        {[]Function{stage(t, "a", "b", "route", "best"), stage(t, "b", "", "route", "best")}, `function "b", annotation stagecoach.dev/route: got "best", want it on the entry stage "a" alone`},
+		"allocator":    {[]Function{stage(t, "a", "b"), stage(t, "b", "", "allocator", "loki")}, `function "b", annotation stagecoach.dev/allocator: got "loki", want it on the entry stage "a" alone`},
+		"alien":        {[]Function{stage(t, "a", "alien"), other}, "does not belong to the pipeline"},
+		"name taken":   {[]Function{stage(t, "a", ""), named}, `function "a", annotation stagecoach.dev/pipeline: got "p", which is a function's name too`},
+		"late name":    {[]Function{stage(t, "a", "p"), stage(t, "p", "")}, `function "p", annotation stagecoach.dev/pipeline: got "p", which is the name of this stage, and the stage follows others`},
+		"variant":      {[]Function{stage(t, "a", "b"), stage(t, "b", "", "variant-of", "c")}, `a variant of "c"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, p := range Assemble(tc.fns) {

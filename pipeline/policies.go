@@ -58,6 +58,7 @@ func (p *parser) variantsAndPolicies(f *Function) map[string]func(v string) {
 		"route":         func(v string) { f.Route = p.policy(v) },
 		"retry-dropped": func(v string) { f.Async.RetryDropped = p.boolean(v) },
 		"accuracy":      func(v string) { f.Accuracy = p.accuracy(v) },
+		"min-accuracy":  func(v string) { f.MinAccuracy = p.accuracy(v) },
 		"max-length":    func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
 	}
 }

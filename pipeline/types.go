@@ -64,6 +64,8 @@ type Variant struct {
 	VariantOf string  // the stage that the function can serve too; empty: it is no variant
 	Accuracy  float64 // of its answers, above 0 and at most 1
 	MaxLength int     // the longest input that it takes, in the unit of Length; 0: any
+	// MinAccuracy is the least mean accuracy of the pipeline's answers; 0: any. An entry stage has it.
+	MinAccuracy float64
 	// Retained means that the function was removed while it had variants. Its declaration stays, so
 	// that they go on serving its stage. No deployment says so.
 	Retained bool

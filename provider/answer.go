@@ -26,9 +26,12 @@ func status(err error) int {
 	var s statusError
 	var field *pipeline.FieldError
 	var tooLarge *http.MaxBytesError
+	var other interface{ HTTPStatus() int }
 	switch {
 	case errors.As(err, &s):
 		return s.status
+	case errors.As(err, &other):
+		return other.HTTPStatus()
 	case errors.As(err, &tooLarge):
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &field):

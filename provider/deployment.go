@@ -32,7 +32,7 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	DropAnswered(deref(d.Annotations))
 	fn, err := parse(d, pipeline.Parse)
 	out := Deployed{Key: fn.Key(), Declared: fn, stored: stored{Deployment: d, CreatedAt: time.Now().UTC()}}
-	err = errors.Join(err, p.check(d), p.Policies.check(fn.Policies))
+	err = errors.Join(err, p.check(d), admit(p.Registry, d.Namespace), p.Policies.check(fn.Policies))
 	if err == nil {
 		err = p.checkRoom(&out)
 	}

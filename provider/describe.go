@@ -88,16 +88,21 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// show combines the deployment and the state of its replicas.
-func (p *Provider) show(d *Deployed) types.FunctionStatus {
-	s, f := p.Status.State(d.Key), &d.Deployment
-	out := types.FunctionStatus{
+// Answer returns a function in the form of the API, without the state of its replicas. The values
+// of its secrets are not in it.
+func (d *Deployed) Answer() types.FunctionStatus {
+	f := &d.Deployment
+	return types.FunctionStatus{
 		Name: f.Service, Image: f.Image, Namespace: f.Namespace, EnvProcess: f.EnvProcess, EnvVars: f.EnvVars,
 		Constraints: f.Constraints, Secrets: f.Secrets, Labels: f.Labels, Annotations: f.Annotations,
-		Limits: f.Limits, Requests: f.Requests, ReadOnlyRootFilesystem: f.ReadOnlyRootFilesystem,
-		InvocationCount: s.Invocations, Replicas: uint64(max(s.Replicas, 0)), AvailableReplicas: uint64(max(s.Available, 0)),
-		CreatedAt: d.CreatedAt,
+		Limits: f.Limits, Requests: f.Requests, ReadOnlyRootFilesystem: f.ReadOnlyRootFilesystem, CreatedAt: d.CreatedAt,
 	}
+}
+
+// show combines the deployment and the state of its replicas.
+func (p *Provider) show(d *Deployed) types.FunctionStatus {
+	s, out := p.Status.State(d.Key), d.Answer()
+	out.InvocationCount, out.Replicas, out.AvailableReplicas = s.Invocations, uint64(max(s.Replicas, 0)), uint64(max(s.Available, 0))
 	// faas-cli prints a table, so the text must be one line.
 	status := s.Status
 	if fault, bad := p.Registry.VariantFault(d.Declared); bad {

@@ -10,7 +10,7 @@ import (
 
 // liveAnnotations are the annotations that only policies and the request path read. Replicas do not
 // see them, so a deploy that changes no more keeps the replicas.
-var liveAnnotations = []string{"accuracy", "allocator", "batch", "batch-wait", "length", "max-length", "rank", "retry-dropped", "route", "weight"}
+var liveAnnotations = []string{"accuracy", "allocator", "batch", "batch-wait", "length", "max-length", "min-accuracy", "rank", "retry-dropped", "route", "weight"}
 
 // keepsReplicas reports whether a deploy changes live annotations and nothing else. A deploy that
 // changes nothing at all replaces the replicas, as operators expect of a second deploy.

@@ -29,7 +29,7 @@ func TestLiveAnnotationsKeepTheRevision(t *testing.T) {
 	const image = "stagecoach/x:1"
 	_, first := deploy(post, image, "")
 	for name, value := range map[string]string{
-		"accuracy": "0.5", "batch": "auto:8", "batch-wait": "2ms", "max-length": "128", "weight": "3", "length": "bytes", "rank": "fair", "route": "best", "allocator": "accuracy", "retry-dropped": "true",
+		"accuracy": "0.5", "min-accuracy": "0.4", "batch": "auto:8", "batch-wait": "2ms", "max-length": "128", "weight": "3", "length": "bytes", "rank": "fair", "route": "best", "allocator": "accuracy", "retry-dropped": "true",
 	} {
 		annotation := fmt.Sprintf(`"stagecoach.dev/%s":%q`, name, value)
 		if d, got := deploy(put, image, annotation); got != first || deref(d.Deployment.Annotations)[pipeline.Prefix+name] != value {

@@ -12,6 +12,26 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
+// Outside says which namespaces there are, if something else than the API makes them, such as
+// Kubernetes. Functions of other namespaces that were deployed earlier stay.
+type Outside interface {
+	// Names returns the namespaces that functions may be deployed into, sorted.
+	Names() []string
+	// Admit returns why functions may not be deployed into a namespace, or nil.
+	Admit(namespace string) error
+}
+
+// admit returns an error if functions may not be deployed into a namespace.
+func admit(r *Registry, namespace string) error {
+	if r.Outside == nil {
+		return nil
+	}
+	if err := r.Outside.Admit(namespace); err != nil {
+		return &pipeline.FieldError{Path: "namespace", Got: quote(namespace), Want: "a namespace for functions: " + err.Error()}
+	}
+	return nil
+}
+
 // functionsOf returns the names of a namespace's functions, sorted.
 func (p *Provider) functionsOf(namespace string) []string {
 	var out []string
@@ -109,6 +129,9 @@ func (p *Provider) changeNamespace(w http.ResponseWriter, r *http.Request, done 
 	}
 	if err == nil {
 		err = checkNamespace("name", n.Name)
+	}
+	if err == nil && p.Registry.Outside != nil {
+		err = refuse(http.StatusForbidden, fmt.Errorf("namespace %q: functions are in namespaces of Kubernetes, which its own tools change (kubectl)", n.Name))
 	}
 	if err == nil {
 		err = p.changing(r.Context(), func(ctx context.Context) error { return change(ctx, n) })

@@ -18,6 +18,10 @@ import (
 // Registry holds the present deployments, as the store's watch reports them. Reading takes no lock.
 // The cost of a change depends only on the function and its pipelines.
 type Registry struct {
+	// Outside has the namespaces, if something else than the API makes them; nil: nothing does. It
+	// is set before the first request.
+	Outside Outside
+
 	log  *slog.Logger
 	stop func()
 
@@ -150,12 +154,13 @@ func (r *Registry) TakesItems(key pipeline.Key) bool {
 }
 
 // HasNamespace reports whether a namespace exists: the default one, a declared one, or one that has
-// functions.
+// functions. Those of [Registry.Outside] replace the declared ones.
 func (r *Registry) HasNamespace(name string) bool {
-	if name == pipeline.DefaultNamespace {
-		return true
+	_, declared := r.Namespaces()[name]
+	if r.Outside != nil {
+		declared = r.Outside.Admit(name) == nil
 	}
-	if _, declared := r.Namespaces()[name]; declared {
+	if declared || name == pipeline.DefaultNamespace {
 		return true
 	}
 	for _, d := range r.Functions() {
@@ -176,14 +181,27 @@ func (r *Registry) NotFound(what string, key pipeline.Key) error {
 }
 
 func (r *Registry) noNamespace(name string) error {
+	if r.Outside != nil {
+		err := fmt.Errorf("no namespace %s, want one of: %s", quote(name), some(r.namespaceNames()))
+		if why := r.Outside.Admit(name); why != nil {
+			err = fmt.Errorf("%w; %w", err, why)
+		}
+		return refuse(http.StatusNotFound, err)
+	}
 	return refuse(http.StatusNotFound, fmt.Errorf("no namespace %s, want one of: %s; or deploy a function there, which creates it", quote(name), some(r.namespaceNames())))
 }
 
 // namespaceNames returns the names of all namespaces, sorted (see HasNamespace).
 func (r *Registry) namespaceNames() []string {
 	out := map[string]bool{pipeline.DefaultNamespace: true}
-	for name := range r.Namespaces() {
-		out[name] = true
+	if r.Outside != nil {
+		for _, name := range r.Outside.Names() {
+			out[name] = true
+		}
+	} else {
+		for name := range r.Namespaces() {
+			out[name] = true
+		}
 	}
 	for _, d := range r.Functions() {
 		out[d.Declared.Namespace] = true

@@ -70,6 +70,9 @@ func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
 		if there {
 			return refuse(http.StatusConflict, fmt.Errorf("secret %q exists already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
 		}
+		if err := admit(p.Registry, s.Namespace); err != nil {
+			return err
+		}
 		// Declares the namespace, so that it is listed, and deleted when it is empty again.
 		if !p.Registry.HasNamespace(s.Namespace) {
 			return p.declare(ctx, s.Namespace, Namespace{})

@@ -435,7 +435,7 @@ func TestErrorsOfLanesNameTheField(t *testing.T) {
 		"length of 0":                {"name: p,", "name: p, length: {list: [3, 0]},", "pipelines[0].length.list[1]: 0, want 1 to"},
 		"no file of lengths":         {"name: p,", "name: p, length: {file: x},", "pipelines[0].length.file: no file x"},
 		"weight":                     {"name: p,", "name: p, weight: 1001,", "pipelines[0].weight: 1001, want 1 to 1000"},
-		"allocator":                  {"name: p,", "name: p, allocator: x,", `pipelines[0].allocator: "x", want one of accuracy, fixed`},
+		"allocator":                  {"name: p,", "name: p, allocator: x,", `pipelines[0].allocator: "x", want one of accuracy, accuracy-greedy, accuracy-waits, fixed`},
 		"rank":                       {"name: p,", "name: p, rank: x,", `pipelines[0].rank: "x", want one of fair, fifo, least-slack`},
 		"route":                      {"name: p,", "name: p, route: x,", `pipelines[0].route: "x", want one of best, even`},
 		"rank of a policy":           {"nodes:", "policies: [{rank: x}]\nnodes:", `policies[0]: policy: rank "x", want one of`},

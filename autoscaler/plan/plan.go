@@ -27,7 +27,8 @@ type Node struct {
 	Unavailable string // why nothing new may be placed here; empty: it may
 	Leaving     bool   // its replicas are drained too
 	// An operator drains the node, and Unavailable says so. Each of its replicas stays until another
-	// one is ready elsewhere. A replica for which no other node has room is kept.
+	// one is ready elsewhere. A replica for which no other node has room is kept. If the node is also
+	// Leaving, its replicas stay for a short time, and only if another node has room for them.
 	Moving bool `json:",omitzero"`
 }
 
@@ -315,6 +316,9 @@ type Pipeline struct {
 	SLO   time.Duration
 	// Chosen are the policies that its entry stage asks for.
 	Chosen Chosen `json:",omitzero"`
+	// MinAccuracy is the least mean accuracy of its answers; 0: any. An allocator of variants would
+	// rather drop requests.
+	MinAccuracy float64 `json:",omitzero"`
 	// Accuracies has the accuracy of each chain of functions, if that of some chain was measured;
 	// else it is empty, and the accuracies of functions count.
 	Accuracies []ChainAccuracy `json:",omitempty"`

@@ -54,7 +54,9 @@ func (n Names) Choose() (Set, error) {
 		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
 		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
 
-		"accuracy": mixing[autoscaler.Memory]{autoscaler.NewAccuracy(autoscaler.Config{})},
+		"accuracy":        mixing[autoscaler.AccuracyMemory]{autoscaler.NewAccuracy(autoscaler.Config{})},
+		"accuracy-waits":  mixing[autoscaler.AccuracyMemory]{autoscaler.NewAccuracyWithWaits(autoscaler.Config{})},
+		"accuracy-greedy": mixing[autoscaler.Memory]{autoscaler.NewGreedyMix(autoscaler.Config{})},
 	}
 	maps.Copy(allocators, added)
 	quart := func(cfg autoscaler.QuartConfig) level {

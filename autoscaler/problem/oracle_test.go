@@ -100,10 +100,10 @@ func TestSizerFindsTheFewestReplicas(t *testing.T) {
 	}
 }
 
-// TestAccuracyFindsTheBestMix compares the allocator of mixes with a search through all counts of
-// two variants, for each budget. It is greedy, so it may miss the best mix, but not by much, and it
-// must not claim a better one.
-func TestAccuracyFindsTheBestMix(t *testing.T) {
+// TestGreedyMixFindsTheBestMix compares the greedy allocator of mixes with a search through all
+// counts of two variants, for each budget. It is greedy, so it may miss the best mix, but not by
+// much, and it must not claim a better one.
+func TestGreedyMixFindsTheBestMix(t *testing.T) {
 	text, err := os.ReadFile("testdata/variants.yml")
 	if err != nil {
 		t.Fatal(err)
@@ -122,6 +122,7 @@ func TestAccuracyFindsTheBestMix(t *testing.T) {
 			best = max(best, (0.98*x+0.9*(rate-x))/rate)
 		}
 		p := read(t, fmt.Sprintf(string(text), budget))
+		p.Policies.Allocator = "accuracy-greedy"
 		d := decide(t, p, p.Policies, 1)[0]
 		got := d.Pipelines[0]
 		if best == 0 {

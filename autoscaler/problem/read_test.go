@@ -53,7 +53,7 @@ func TestErrorsNameTheField(t *testing.T) {
 		"a variant's name":  {"name: t,", "name: t, variants: [{name: s}],", `stages[1].variants[0].name: got "s" twice`},
 		"a negative price":  {"nodes:", "policies: {price: -1}\nnodes:", "policies.price: got -1, want 0 to 1000000"},
 		"a price of NaN":    {"nodes:", "policies: {price: .nan}\nnodes:", "policies.price: got NaN, want 0 to 1000000"},
-		"an allocator":      {"nodes:", "policies: {allocator: magic}\nnodes:", `policies.allocator: got "magic", want one of accuracy, fixed`},
+		"an allocator":      {"nodes:", "policies: {allocator: magic}\nnodes:", `policies.allocator: got "magic", want one of accuracy, accuracy-greedy, accuracy-waits, fixed`},
 		"a pipeline's":      {"slo: 1s", "slo: 1s, rank: lifo", `pipelines[0].rank: got "lifo", want one of fair, fifo, least-slack`},
 		"no such pipeline":  {"name: t,", "name: t, pipelines: [q],", `stages[1].pipelines[0]: got "q", want one of the problem's pipelines`},
 		"no such stage":     {"next: [t]", "next: [u]", `stages[0].next: got "u"`},

@@ -45,6 +45,9 @@ type Config struct {
 	NATS     NATSConfig     `yaml:"nats"`
 	Cluster  ClusterConfig  `yaml:"cluster"`
 
+	// What a control plane in a pod keeps in Kubernetes.
+	Kubernetes KubernetesConfig `yaml:"kubernetes"`
+
 	Runtime   RuntimeConfig   `yaml:"runtime"`
 	Isolation IsolationConfig `yaml:"isolation"`
 	Telemetry TelemetryConfig `yaml:"telemetry"`
@@ -272,6 +275,7 @@ func (c *Config) validateAddresses(bad func(path string, got any, want string)) 
 	}
 	c.NATS.validate(bad)
 	c.Cluster.validate(&c.NATS, bad)
+	c.Kubernetes.validate(bad)
 }
 
 // validate reports the invalid fields of node.

@@ -69,7 +69,11 @@ func TestValidateNamesEachField(t *testing.T) {
 		"cluster.advertise":     {func(c *Config) { c.Cluster.Advertise = "a" }, []string{`cluster.advertise: "a", want host:port`}},
 		"cluster.joinSecret":    {func(c *Config) { c.Cluster.JoinSecret = "join" }, []string{`cluster.joinSecret: "join", want NAMESPACE/NAME`}},
 		"join without a key":    {func(c *Config) { c.Cluster.JoinSecret = "a/b" }, []string{`cluster.joinSecret: "a/b", want cluster.key too`}},
+		"cordons without a key": {func(c *Config) { c.Cluster.FollowCordons = true }, []string{"cluster.followCordons: true, want cluster.key too"}},
 		"lead without a key":    {func(c *Config) { c.Cluster.LeadWithoutSecrets = true }, []string{"cluster.leadWithoutSecrets: true, want cluster.key too"}},
+		"kube namespaces":       {func(c *Config) { c.Kubernetes.Namespaces = []string{"openfaas-fn", "Team"} }, []string{`kubernetes.namespaces: "Team", want names`}},
+		"kube, no default":      {func(c *Config) { c.Kubernetes.Namespaces = []string{"team"} }, []string{"kubernetes.namespaces: [team], want openfaas-fn too"}},
+		"kube, no namespaces":   {func(c *Config) { c.Kubernetes.Secrets = true }, []string{"kubernetes.secrets: true, want kubernetes.namespaces too"}},
 		"isolation.uids":        {func(c *Config) { c.Isolation.UIDs = "0-9" }, []string{`isolation.uids: "0-9", want FIRST-LAST`}},
 		"isolation.network":     {func(c *Config) { c.Isolation.Network = "10.0.0.0/30" }, []string{`isolation.network: "10.0.0.0/30", want a prefix of 8 to 20 bits of IPv4`}},
 		"three at once": {
@@ -119,16 +123,20 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
-	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true, JoinSecret: "x"}
+	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true, JoinSecret: "x", FollowCordons: true}
 	c.NATS.Listen = "x" // without which node.none is wrong
+	c.Kubernetes = KubernetesConfig{Secrets: true, Objects: true, OptIn: true}
 	text += "\n" + errorText(c.Validate())
-	c.Cluster.Key = "/none"
-	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2}
+	c.Cluster.Key, c.Kubernetes.Namespaces = "/none", []string{"X"}
+	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2, Wait: -1}
 	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)
 	walk = func(prefix string, of reflect.Type) {
 		for i := range of.NumField() {
 			f := of.Field(i)
+			if !f.IsExported() {
+				continue
+			}
 			path := prefix + f.Tag.Get("yaml")
 			if f.Type.Kind() == reflect.Struct {
 				walk(path+".", f.Type)

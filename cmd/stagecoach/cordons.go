@@ -10,11 +10,15 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/control/machines"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // cordonBucket is the bucket of NATS with the records of nodes that take no new replicas.
 const cordonBucket = "cordons"
+
+// machineBucket is the bucket of NATS with the records of machines that take no new work.
+const machineBucket = "machines"
 
 // cordonVersion is that of records. A record of another version closes its node.
 const cordonVersion = 1
@@ -27,6 +31,9 @@ type cordon struct {
 	Since          time.Time `json:"since"`
 
 	unknown string // why the record could not be read; empty: it could
+	// What its machine is closed for, with the name of the machine. The record is then Draining, and
+	// an operator may have stored none.
+	machine, cause string
 }
 
 // closes returns what the record means for plans.
@@ -44,9 +51,10 @@ func (c cordon) closes() cluster.Cordon {
 // restarts of this process and of daemons. Every change comes through the bucket's watch, so other
 // processes may change it, too.
 type cordons struct {
-	kv     *queue.KV
-	closed cluster.Cordons
-	log    *slog.Logger
+	kv       *queue.KV
+	machines *machines.Machines // nil: machines are not followed
+	closed   cluster.Cordons
+	log      *slog.Logger
 
 	mu      sync.Mutex
 	by      map[string]cordon
@@ -77,6 +85,36 @@ func (c *cordons) tell(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changed = f
+}
+
+// followMachines also closes nodes whose machines take no new work, until stop is called.
+func (c *cordons) followMachines(ctx context.Context, nats queue.Broker) (stop func(), err error) {
+	nc, err := nats.Connect("machines")
+	if err != nil {
+		return nil, err
+	}
+	var unwatch func()
+	kv, err := queue.OpenKV(ctx, nc, nats.Disk(), machineBucket)
+	if err == nil {
+		c.machines, unwatch, err = machines.Open(ctx, kv, c.poke, c.log)
+	}
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	c.closed.Machines = func(node string) (cluster.Cordon, bool) {
+		_, r, closed := c.machines.Of(node)
+		return cluster.Cordon{Cause: r.Cause, Moving: true}, closed
+	}
+	return func() { unwatch(); nc.Close() }, nil
+}
+
+// poke tells that a machine has changed.
+func (c *cordons) poke() {
+	c.mu.Lock()
+	changed := c.changed
+	c.mu.Unlock()
+	changed()
 }
 
 // apply takes a change of the bucket.
@@ -111,8 +149,25 @@ func decodeCordon(b []byte) cordon {
 	return record
 }
 
-// of returns a node's record, if there is one.
+// of returns how a node is closed: by the record of an operator, by its machine, or by both.
 func (c *cordons) of(node string) (cordon, bool) {
+	if c == nil {
+		return cordon{}, false
+	}
+	record, ok := c.stored(node)
+	machine, r, closed := c.machines.Of(node)
+	if !closed {
+		return record, ok
+	}
+	if !ok {
+		record.Since = r.Since
+	}
+	record.Draining, record.machine, record.cause = true, machine, r.Cause
+	return record, true
+}
+
+// stored returns a node's record, if an operator has stored one.
+func (c *cordons) stored(node string) (cordon, bool) {
 	if c == nil {
 		return cordon{}, false
 	}
@@ -122,7 +177,7 @@ func (c *cordons) of(node string) (cordon, bool) {
 	return record, ok
 }
 
-// all returns all records, by node.
+// all returns the records of operators, by node.
 func (c *cordons) all() map[string]cordon {
 	if c == nil {
 		return nil
@@ -132,11 +187,21 @@ func (c *cordons) all() map[string]cordon {
 	return maps.Clone(c.by)
 }
 
+// any reports whether any node is closed.
+func (c *cordons) any() bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.by) > 0 || c.machines.Any()
+}
+
 // set stores a record, unless the node has one that means the same. It returns when the record
 // holds.
 func (c *cordons) set(ctx context.Context, node string, record cordon) error {
 	same := func() bool {
-		is, ok := c.of(node)
+		is, ok := c.stored(node)
 		return ok && is.Draining == record.Draining && is.KeepParameters == record.KeepParameters && is.unknown == ""
 	}
 	if same() {
@@ -155,7 +220,7 @@ func (c *cordons) set(ctx context.Context, node string, record cordon) error {
 
 // lift removes a node's record. It returns when the node takes replicas again.
 func (c *cordons) lift(ctx context.Context, node string) error {
-	gone := func() bool { _, ok := c.of(node); return !ok }
+	gone := func() bool { _, ok := c.stored(node); return !ok }
 	if gone() {
 		return nil
 	}

@@ -124,8 +124,14 @@ func hasEarlier(replicas []cluster.Replica, revision uint64) bool {
 
 // openSecrets opens the secrets. If functions have accounts, the copies of secrets lie below
 // sandbox.RunFolder, which is in memory on most machines. Otherwise they lie in the state folder.
-func (u *up) openSecrets() error {
-	var err error
+func (u *up) openSecrets(ctx context.Context) error {
+	err := openKube(u)
+	if err != nil {
+		return err
+	}
+	if u.cfg.Kubernetes.Secrets {
+		return openKubeSecrets(ctx, u)
+	}
 	if u.accounts.open == nil {
 		u.secrets, err = secret.Open(u.cfg.State)
 		return err

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -173,6 +174,7 @@ type daemon struct {
 	closers []func()
 
 	keys     *keysmanager.Manager
+	adopted  atomic.Pointer[keysmanager.Manager] // keys, once it is open
 	server   *node.Server
 	source   identity.Source // of this node
 	far      *farSide        // nil: control planes on other machines do not reach it
@@ -306,6 +308,9 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return err
 	}
 	d.onClose(func() { _ = users.close() })
+	if d.cfg.runtime.Name == runtimePod && users.open != nil {
+		users.open.SpareProcesses() // with hostPID, it sees those of other pods; its own end with theirs
+	}
 	nets, err := d.openNetworks()
 	if err != nil {
 		return err
@@ -325,6 +330,7 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return err
 	}
 	d.onClose(undo)
+	show := d.openLogs()
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: found, ORT: d.cfg.ort,
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: d.cfg.runtime.watchdog(nodeID(d.cfg.node, d.cfg.state)), Warden: processes, Accounts: users.forKeys(), Devices: devices,
@@ -338,6 +344,7 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		OnChange: d.server.Changed,
 		Output: func(function, replica, stream, line string) {
 			d.server.Line(node.Line{At: time.Now().UTC(), Function: function, Replica: replica, Stream: stream, Text: line})
+			show(replica, line)
 			d.log.Debug("output", "function", function, "replica", replica, "stream", stream, "line", line)
 		},
 		Log: d.log, Metrics: prometheus.WrapRegistererWith(prometheus.Labels{"node": d.cfg.node}, d.metrics),
@@ -345,6 +352,7 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 	if err != nil {
 		return err
 	}
+	d.adopted.Store(d.keys)
 	d.onClose(func() {
 		if d.stopped {
 			d.keys.Close()
@@ -411,7 +419,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	d.stopped = true
 	d.log.Info("draining", "at most", d.cfg.drain)
-	d.server.Leave()
+	d.server.Leave(d.cfg.drain > 0)
 	d.drain(done)
 	end()
 	<-done
@@ -419,10 +427,13 @@ func (d *daemon) run(ctx context.Context) error {
 }
 
 // drain waits until no replica is left, and nobody needs an item that this node keeps. It waits for
-// at most --drain, unless done comes first.
+// at most --drain, unless done comes first. For the first half of that time, replicas may wait for
+// their replacements on other nodes. The second half is for the calls that then still run.
 func (d *daemon) drain(done <-chan struct{}) {
 	limit := time.NewTimer(d.cfg.drain)
 	defer limit.Stop()
+	half := time.AfterFunc(d.cfg.drain/2, func() { d.server.Leave(false) })
+	defer half.Stop()
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {

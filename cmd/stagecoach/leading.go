@@ -174,6 +174,8 @@ func (l *leading) open(ctx context.Context) error {
 	}))
 	if !l.outside() {
 		l.active.Store(true)
+		stop := l.kube.startObjects()
+		l.u.onClose(func() error { stop(); return nil })
 		return nil
 	}
 	nc, err := l.u.nats.Connect("leases")
@@ -323,7 +325,7 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 		u.nodes.await(run)
 		_ = u.loop.Run(run) // ends with its context
 	})
-	l.closers = append(l.closers, func() { cancel(); loop.Wait() })
+	l.closers = append(l.closers, func() { cancel(); loop.Wait() }, l.kube.startObjects())
 	l.startAsync()
 	return nil
 }

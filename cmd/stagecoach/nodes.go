@@ -286,7 +286,7 @@ func planned(inv node.Inventory) plan.Node {
 		out.Devices = append(out.Devices, plan.Device{ID: d.UUID, Memory: d.Memory, MemoryUsed: d.Memory - d.Free, Unavailable: d.Cause})
 	}
 	if inv.Leaving {
-		out.Unavailable, out.Leaving = "its KeysManager is being stopped", true
+		out.Unavailable, out.Leaving, out.Moving = "its KeysManager is being stopped", true, inv.Patient
 	}
 	return out
 }

@@ -39,7 +39,7 @@ func (o nodeOperator) List() []schema.Node {
 	records := o.nodes.cordons.all()
 	var out []schema.Node
 	for _, inv := range o.nodes.Inventories() {
-		out = append(out, o.describe(inv, records))
+		out = append(out, o.describe(inv))
 	}
 	for _, a := range o.nodes.away() {
 		_, cordoned := records[a.Name]
@@ -62,9 +62,10 @@ func (o nodeOperator) List() []schema.Node {
 }
 
 // describe returns a node that is heard.
-func (o nodeOperator) describe(inv node.Inventory, records map[string]cordon) schema.Node {
-	record, cordoned := records[inv.Name]
-	n := schema.Node{Inventory: inv, Status: schema.NodeReady, Since: record.Since, Cordoned: cordoned}
+func (o nodeOperator) describe(inv node.Inventory) schema.Node {
+	record, closed := o.nodes.cordons.of(inv.Name)
+	_, cordoned := o.nodes.cordons.stored(inv.Name)
+	n := schema.Node{Inventory: inv, Status: schema.NodeReady, Since: record.Since, Cordoned: cordoned, Machine: record.cause}
 	switch {
 	case inv.Leaving:
 		n.Status = schema.NodeLeaving
@@ -72,7 +73,7 @@ func (o nodeOperator) describe(inv node.Inventory, records map[string]cordon) sc
 		n.Status = schema.NodeDrained
 	case record.Draining:
 		n.Status = schema.NodeDraining
-	case cordoned:
+	case closed:
 		n.Status = schema.NodeCordoned
 	}
 	return n
@@ -104,13 +105,20 @@ func (o nodeOperator) Cordon(ctx context.Context, name string) error {
 // Uncordon implements admin.Operator.
 func (o nodeOperator) Uncordon(ctx context.Context, name string) error {
 	n, err := o.find(name)
-	if err != nil || !n.Cordoned {
+	if err != nil {
 		return err
 	}
-	if err := o.nodes.cordons.lift(ctx, name); err != nil {
-		return err
+	if n.Cordoned {
+		if err := o.nodes.cordons.lift(ctx, name); err != nil {
+			return err
+		}
 	}
-	o.log.Info("node uncordoned: it takes new replicas", "node", name)
+	if record, _ := o.nodes.cordons.of(name); record.machine != "" {
+		return fmt.Errorf("node %q: %w: %s, so the node stays drained; `kubectl uncordon %s` opens a cordoned machine", name, admin.ErrNotNow, record.cause, record.machine)
+	}
+	if n.Cordoned {
+		o.log.Info("node uncordoned: it takes new replicas", "node", name)
+	}
 	return nil
 }
 
@@ -119,7 +127,7 @@ func (o nodeOperator) Drain(ctx context.Context, name string, order schema.Drain
 	if _, err := o.find(name); err != nil {
 		return err
 	}
-	was, _ := o.nodes.cordons.of(name)
+	was, _ := o.nodes.cordons.stored(name)
 	if err := o.nodes.cordons.set(ctx, name, cordon{Draining: true, KeepParameters: order.KeepParameters}); err != nil {
 		return err
 	}
@@ -304,9 +312,12 @@ func (o nodeOperator) tidy(ctx context.Context) error {
 			return ctx.Err()
 		case <-look.C:
 		}
-		for name, record := range o.nodes.cordons.all() {
-			if inv, ok := o.nodes.heard(name); ok && record.Draining && !record.KeepParameters {
-				o.nodes.once("drain "+name, func(ctx context.Context) { o.evict(ctx, inv) })
+		if !o.nodes.cordons.any() {
+			continue
+		}
+		for _, inv := range o.nodes.Inventories() {
+			if record, _ := o.nodes.cordons.of(inv.Name); record.Draining && !record.KeepParameters {
+				o.nodes.once("drain "+inv.Name, func(ctx context.Context) { o.evict(ctx, inv) })
 			}
 		}
 	}

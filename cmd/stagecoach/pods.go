@@ -18,7 +18,7 @@ import (
 
 // podsConfig says where a daemon makes pods of functions.
 type podsConfig struct {
-	image, machine, namespaces, folder, pullSecrets string
+	api, image, machine, namespaces, folder, pullSecrets string
 }
 
 // flags returns the flags of c's fields.
@@ -30,6 +30,7 @@ func (c *podsConfig) flags() []struct {
 		name, usage string
 		to          *string
 	}{
+		{"pod-api", "URL of Kubernetes' API server; default that of the cluster that this process is in", &c.api},
 		{"pod-image", "image of Stagecoach, for pods of functions", &c.image},
 		{"pod-machine", "name of this machine in Kubernetes", &c.machine},
 		{"pod-namespaces", "namespaces of functions that are namespaces of Kubernetes, in which pods are made, with commas between", &c.namespaces},
@@ -42,6 +43,30 @@ func (c *podsConfig) addFlags(fs *flag.FlagSet) {
 	for _, f := range c.flags() {
 		fs.StringVar(f.to, f.name, *f.to, f.usage)
 	}
+}
+
+// openLogs shows functions' lines to kubectl logs. It returns what takes the lines.
+func (d *daemon) openLogs() func(replica, line string) {
+	if d.cfg.runtime.Name != runtimePod {
+		return func(string, string) {}
+	}
+	logs := pods.NewLogs(d.processOf)
+	d.onClose(logs.Close)
+	return logs.Add
+}
+
+// processOf returns the process of a replica; 0: none is known.
+func (d *daemon) processOf(replica string) int {
+	keys := d.adopted.Load()
+	if keys == nil {
+		return 0
+	}
+	for _, r := range keys.Inventory().Replicas {
+		if r.Name == replica {
+			return r.PID
+		}
+	}
+	return 0
 }
 
 // is reports whether pods can be made.
@@ -59,7 +84,7 @@ func (c *podsConfig) arguments() (out []string) {
 
 // openGroups returns what resizes pods.
 func (c *podsConfig) openGroups(log *slog.Logger) (keysmanager.Groups, func(), error) {
-	client, err := kube.InPod()
+	client, err := c.client()
 	if err != nil {
 		return nil, nil, fmt.Errorf("runtime pod: %w", err)
 	}
@@ -94,6 +119,15 @@ func (g podGroup) Usage() (keysmanager.GroupUsage, error) {
 	return keysmanager.GroupUsage{CPU: u.CPU, Memory: u.Memory}, nil
 }
 
+// client returns a client of the cluster, with the service account of this process's pod. A
+// watchdog has no environment that names the API server.
+func (c *podsConfig) client() (*kube.Client, error) {
+	if c.api == "" {
+		return kube.InPod()
+	}
+	return kube.New(c.api, kube.AccountFolder)
+}
+
 func keyParts(key string) (name, namespace string) {
 	k := pipeline.ParseKey(key)
 	return k.Name, k.Namespace
@@ -101,7 +135,7 @@ func keyParts(key string) (name, namespace string) {
 
 // open opens the runtime of a node, or of one of the node's watchdogs.
 func (c *podsConfig) open(ctx context.Context, labels map[string]string, log *slog.Logger) (sandbox.Runtime, error) {
-	client, err := kube.InPod()
+	client, err := c.client()
 	if err != nil {
 		return nil, fmt.Errorf("runtime pod: %w", err)
 	}
@@ -111,7 +145,7 @@ func (c *podsConfig) open(ctx context.Context, labels map[string]string, log *sl
 	}
 	r, err := pods.Open(pods.Config{
 		Cluster: client, Machine: c.machine, Namespaces: parts(c.namespaces), Named: keyParts, Image: c.image, Init: filepath.Join(filepath.Dir(self), "stagecoach-init"),
-		Folder: c.folder, PullSecrets: parts(c.pullSecrets), Labels: labels, Log: log,
+		Folder: c.folder, PullSecrets: parts(c.pullSecrets), Labels: labels, Run: os.Getenv(pods.EnvRun), Log: log,
 	})
 	if err != nil {
 		return nil, err

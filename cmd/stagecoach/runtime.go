@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/image/contained"
+	"github.com/stagecoach-serving/stagecoach/internal/kube"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -46,7 +47,7 @@ const (
 )
 
 func defaultRuntime() RuntimeConfig {
-	return RuntimeConfig{Name: runtimeProcess, pods: podsConfig{folder: "/var/lib/kubelet/pods"}, Address: container.Address, Namespace: container.Namespace, Snapshotter: contained.DefaultSnapshotter, HostsDir: contained.DefaultHostsDir}
+	return RuntimeConfig{Name: runtimeProcess, pods: podsConfig{api: kube.Address(), folder: "/var/lib/kubelet/pods"}, Address: container.Address, Namespace: container.Namespace, Snapshotter: contained.DefaultSnapshotter, HostsDir: contained.DefaultHostsDir}
 }
 
 // String names the runtime; empty: processes.

@@ -19,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/provider/secret/copies"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -28,6 +29,7 @@ const secretBucket = "secrets"
 
 // secretGate keeps a process that lacks secrets from leading.
 type secretGate struct {
+	kube     kubeParts
 	controls *controls                     // nil: NATS is inside
 	copies   atomic.Pointer[copies.Copies] // nil: secrets are not copied
 	standing sync.Mutex                    // guards passive, and the lease until it is set
@@ -38,7 +40,8 @@ type secretGate struct {
 // control planes cannot prove to each other who they are, and secrets stay where they are. With
 // NATS inside, there are no others.
 func openSecretCopies(ctx context.Context, u *up) error {
-	if !u.leading.outside() {
+	followKube(u)
+	if !u.leading.outside() || u.leading.kube.secrets != nil { // Kubernetes has them for all
 		return nil
 	}
 	if u.nodes.shared == nil {
@@ -269,6 +272,14 @@ func (d deployed) withSecrets(spec node.Spec) error {
 type copiedSecrets struct {
 	spreadSecrets
 	leading *leading
+}
+
+// secretsAPI returns the secrets that the API changes.
+func secretsAPI(u *up) provider.Secrets {
+	if k := u.leading.kube.secrets; k != nil {
+		return k
+	}
+	return copiedSecrets{spreadSecrets{u.secrets, u.nodes}, u.leading}
 }
 
 // Put implements provider.Secrets.

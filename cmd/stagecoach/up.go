@@ -94,6 +94,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.ORT, "ort", cfg.ORT, "ONNX Runtime's shared library, for functions with a model")
 	cfg.NATS.addFlags(fs)
 	cfg.Cluster.addFlags(fs)
+	cfg.Kubernetes.addFlags(fs)
 	fs.BoolVar(&cfg.Node.None, "no-node", cfg.Node.None, "run no replicas in this process; nodes that join do")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
 	fs.Func("trusted-proxies", "CIDRs of proxies whose X-Forwarded-For is believed, by commas; default none", func(list string) error {

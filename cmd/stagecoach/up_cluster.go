@@ -32,6 +32,8 @@ type ClusterConfig struct {
 	LeadWithoutSecrets bool `yaml:"leadWithoutSecrets"`
 	// NAMESPACE/NAME of a Secret of Kubernetes, in which the leader keeps a join token; empty: none.
 	JoinSecret string `yaml:"joinSecret"`
+	// The leader drains nodes in pods whose machines are cordoned in Kubernetes, or go away soon.
+	FollowCordons bool `yaml:"followCordons"`
 }
 
 func (c *ClusterConfig) addFlags(fs *flag.FlagSet) {
@@ -39,6 +41,7 @@ func (c *ClusterConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Listen, "cluster-listen", c.Listen, "host:port where other control planes reach this one over TLS, to exchange secrets; port 0: one that is free")
 	fs.StringVar(&c.Advertise, "cluster-advertise", c.Advertise, "host:port that other control planes connect to; default: that of --cluster-listen, on the address from which NATS is reached")
 	fs.StringVar(&c.JoinSecret, "join-secret", c.JoinSecret, "NAMESPACE/NAME of a Secret of Kubernetes, in which the leader keeps a join token for pods of nodes; needs --cluster-key")
+	fs.BoolVar(&c.FollowCordons, "follow-cordons", c.FollowCordons, "drain nodes in pods (keysmanager --pod) while their machines are cordoned in Kubernetes, or go away soon; needs --cluster-key")
 	fs.BoolVar(&c.LeadWithoutSecrets, "lead-without-secrets", c.LeadWithoutSecrets, "lead even if this control plane lacks secrets, because no other one that has them comes back")
 }
 
@@ -56,6 +59,9 @@ func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, w
 		bad("cluster.joinSecret", fmt.Sprintf("%q", c.JoinSecret), "NAMESPACE/NAME of a Secret")
 	} else if c.JoinSecret != "" && c.Key == "" {
 		bad("cluster.joinSecret", fmt.Sprintf("%q", c.JoinSecret), "cluster.key too: without it, there are no join tokens")
+	}
+	if c.FollowCordons && c.Key == "" {
+		bad("cluster.followCordons", true, "cluster.key too: without it, nodes do not run in pods")
 	}
 	if c.Key == "" {
 		return
@@ -229,7 +235,29 @@ func serveAuthority(u *up) (stop func(), err error) {
 		unserve()
 		return nil, err
 	}
-	return func() { unkeep(); unserve() }, nil
+	unfollow, err := followCordons(u)
+	if err != nil {
+		unkeep()
+		unserve()
+		return nil, err
+	}
+	return func() { unfollow(); unkeep(); unserve() }, nil
+}
+
+// followCordons asks the API server of Kubernetes which machines take no new work, until stop is
+// called. Only the leader does this.
+func followCordons(u *up) (stop func(), err error) {
+	if !u.cfg.Cluster.FollowCordons {
+		return func() {}, nil
+	}
+	client, err := kube.InPod()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var following sync.WaitGroup
+	following.Go(func() { u.nodes.cordons.machines.Follow(ctx, client.WatchMachines) })
+	return func() { cancel(); following.Wait() }, nil
 }
 
 // Times of reachNodes.

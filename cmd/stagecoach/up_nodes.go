@@ -132,10 +132,12 @@ func (u *up) joinNodes() error {
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
 		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare, Keep: u.leading.outside(), First: u.nodes.heardStandingBy(),
-		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources, u.deployedFunctions().withSecrets}) },
-		Left:   func(name, _ string) { u.local.Leave(name) },
-		Heard:  u.heard,
-		Event:  u.nodeEvent,
+		Joined: func(c *node.Client) {
+			u.local.Join(remoteNode{c, u.nodes.sources, u.leading.kube.before(u.deployedFunctions().withSecrets)})
+		},
+		Left:  func(name, _ string) { u.local.Leave(name) },
+		Heard: u.heard,
+		Event: u.nodeEvent,
 		Line: func(name string, l node.Line) {
 			if l.Lost > 0 {
 				u.log.Warn("lines of replicas were lost: replicas printed faster than the daemon read", "node", name, "lines", l.Lost)

@@ -32,7 +32,7 @@ import (
 )
 
 // openState locks the state folder, because two processes on one journal would lose requests.
-func (u *up) openState(context.Context) error {
+func (u *up) openState(ctx context.Context) error {
 	f, err := lockState(u.cfg.State)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (u *up) openState(context.Context) error {
 		return err
 	}
 	u.onClose(u.networks.close)
-	if err := u.openSecrets(); err != nil {
+	if err := u.openSecrets(ctx); err != nil {
 		return err
 	}
 	u.onClose(u.secrets.Close)
@@ -99,6 +99,7 @@ func (u *up) openQueue(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { u.registry.Close(); return nil })
+	u.registry.Outside = u.leading.kube.outside()
 	mountSecrets(u.secrets, u.registry.Functions(), u.log)
 	if !u.leading.outside() {
 		err = u.leading.openJournal(ctx)
@@ -136,6 +137,13 @@ func (u *up) openReplicas(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
+	if u.cfg.Cluster.FollowCordons {
+		unfollow, err := u.nodes.cordons.followMachines(ctx, u.nats)
+		if err != nil {
+			return err
+		}
+		u.onClose(func() error { unfollow(); return nil })
+	}
 	if !u.cfg.Node.None {
 		if err := u.openNode(); err != nil {
 			return err
@@ -309,7 +317,7 @@ func (u *up) openHTTP(context.Context) error {
 	policies.Allocators, policies.Routes = policy.Known()
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: copiedSecrets{spreadSecrets{u.secrets, u.nodes}, u.leading}, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
+		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: secretsAPI(u), Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
 		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Policies: policies, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
 	})
 	if err != nil {
@@ -344,6 +352,7 @@ func (u *up) follow(context.Context) error {
 				u.log.Error("function has no line", "function", f.Key, "error", err)
 			}
 		}
+		u.leading.kube.deployed(c.Key)
 		if spec, there := u.deployedFunctions().Spec(c.Key); there {
 			u.nodes.deployed(spec)
 		}

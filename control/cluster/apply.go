@@ -204,7 +204,7 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 			if i := slices.IndexFunc(missing, func(s plan.Slot) bool { return s.Node == r.node && s.Device == r.device }); i >= 0 {
 				missing = slices.Delete(missing, i, i+1)
 			}
-		case waits > 0 && l.cfg.Cordons.stays(r):
+		case waits > 0 && stays(l, r):
 			waits-- // until a replica elsewhere is ready
 		default:
 			r.release(errors.New(cmp.Or(r.unfit, w.Why, "not wanted")))

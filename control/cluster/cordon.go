@@ -18,6 +18,10 @@ type Cordon struct {
 // Cordons are the cordons of nodes, by name. Nodes need not be known. The zero value has none. Its
 // methods are safe for concurrent use.
 type Cordons struct {
+	// Machines returns a cordon that a node has because of its machine; nil: no node has one. It is
+	// set before the first use, and must not block.
+	Machines func(node string) (Cordon, bool)
+
 	mu sync.Mutex
 	by map[string]Cordon
 }
@@ -40,14 +44,21 @@ func (c *Cordons) Lift(node string) {
 	delete(c.by, node)
 }
 
-// of returns the cordon of a node. A nil *Cordons has none.
+// of returns the cordon of a node. If the node's machine has one, too, the one that moves replicas
+// holds. A nil *Cordons has none.
 func (c *Cordons) of(node string) (Cordon, bool) {
 	if c == nil {
 		return Cordon{}, false
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	is, ok := c.by[node]
+	c.mu.Unlock()
+	if c.Machines == nil || ok && is.Moving {
+		return is, ok
+	}
+	if also, closed := c.Machines(node); closed {
+		return also, true
+	}
 	return is, ok
 }
 
@@ -75,10 +86,16 @@ func overlap(w plan.Want, keep kept, have []*replica) int {
 	return left
 }
 
-// stays reports whether a replica may be one of those that overlap counts.
-func (c *Cordons) stays(r *replica) bool {
-	is, ok := c.of(r.node)
-	return ok && is.Moving && r.state == plan.Ready
+// stays reports whether a replica may be one of those that overlap counts. The caller holds l.mu.
+func stays(l *Local, r *replica) bool {
+	if r.state != plan.Ready {
+		return false
+	}
+	if n := l.known[r.node]; n.Leaving { // its cordon counts no more
+		return n.Moving
+	}
+	is, ok := l.cfg.Cordons.of(r.node)
+	return ok && is.Moving
 }
 
 // open reports whether a member takes new replicas. The caller holds Local.mu.

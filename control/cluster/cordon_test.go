@@ -82,6 +82,45 @@ func TestDrainStartsReplacementsFirst(t *testing.T) {
 	})
 }
 
+// TestLeavingNodesArePatient keeps the replica of a node that leaves until another one is ready, or
+// until the node has no patience any more, or if no node has room.
+func TestLeavingNodesArePatient(t *testing.T) {
+	for what, x := range map[string]struct {
+		patient, room, late bool
+		want                string
+	}{
+		"patient":             {true, true, false, "a ready, b starting"},
+		"no room":             {true, false, false, ""},
+		"not patient":         {false, true, false, "b starting"},
+		"not patient anymore": {true, true, true, "b starting"},
+	} {
+		bubble(t, func(_ *testing.T, w *world, l *Local) {
+			w.places(1)
+			if x.room {
+				l.Join(w.node("b"))
+				l.Running("b", nil)
+			}
+			w.set(func() {
+				w.start = func(ctx context.Context, _ node.Order) error { return after(10*time.Second)(ctx, "") }
+				w.nodes["a"].leaves, w.nodes["a"].patient = "it is being stopped", x.patient
+			})
+			for range 2 {
+				w.places(1)
+			}
+			if x.late {
+				w.set(func() { w.nodes["a"].patient = false })
+				w.places(1)
+			}
+			w.expect(what, w.where(), x.want)
+			time.Sleep(11 * time.Second)
+			w.places(1)
+			if x.room {
+				w.expect(what+", in the end", w.where(), "b ready")
+			}
+		})
+	}
+}
+
 func TestDrainWithoutRoomKeepsReplicas(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
 		l.cfg.Cordons = &Cordons{}
@@ -94,6 +133,37 @@ func TestDrainWithoutRoomKeepsReplicas(t *testing.T) {
 		}
 		w.places(1)
 		w.expect("one is not wanted", w.where(), "a ready")
+	})
+}
+
+// TestMachinesAreDrained drains the node of a closed machine. A cordon that an operator sets and
+// lifts meanwhile changes nothing.
+func TestMachinesAreDrained(t *testing.T) {
+	bubble(t, func(_ *testing.T, w *world, l *Local) {
+		closed := false
+		l.cfg.Cordons = &Cordons{Machines: func(node string) (Cordon, bool) {
+			return Cordon{Cause: "its machine is cordoned", Moving: true}, closed && node == "a"
+		}}
+		w.places(1)
+		l.Join(w.node("b"))
+		l.Running("b", nil)
+		p, _ := w.plan(2)
+		l.cfg.Cordons.Set("a", Cordon{Cause: "it is cordoned"})
+		closed = true
+		if err := l.Apply(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		w.expect("a plan from before", w.where(), "a ready")
+		w.places(1)
+		w.places(1)
+		w.expect("drained", w.where(), "b ready")
+		l.cfg.Cordons.Lift("a")
+		w.places(2)
+		w.expect("the operator's cordon is lifted", w.where(), "b ready, b ready")
+		closed = false
+		w.places(3)
+		w.expect("the machine is open", w.where(), "a ready, b ready, b ready")
 	})
 }
 

@@ -69,6 +69,8 @@ type world struct {
 
 // fakeNode is a Node that only stores the names of its replicas.
 type fakeNode struct {
+	leaves  string // why it is leaving; empty: it is not
+	patient bool
 	w       *world
 	name    string
 	running map[string]bool
@@ -139,7 +141,11 @@ func (n *fakeNode) SetCPU(_ context.Context, replica string, milli int) error {
 func (n *fakeNode) Inventory() plan.Node {
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
-	return plan.Node{Name: n.name, Memory: 1 << 30, Devices: n.devices, Zygotes: n.w.zygotes}
+	out := plan.Node{Name: n.name, Memory: 1 << 30, Devices: n.devices, Zygotes: n.w.zygotes}
+	if n.leaves != "" {
+		out.Unavailable, out.Leaving, out.Moving = n.leaves, true, n.patient
+	}
+	return out
 }
 
 func (w *world) Functions() []FunctionSpec {

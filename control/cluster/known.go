@@ -27,7 +27,7 @@ type knownNode struct {
 // remember records what the nodes of a Snapshot have. The caller holds l.mu.
 func (l *Local) remember(nodes []plan.Node, now time.Time) {
 	for _, n := range nodes {
-		l.known[n.Name] = knownNode{plan.Node{Name: n.Name, Memory: n.Memory, CPUMilli: n.CPUMilli, Devices: n.Devices}, now}
+		l.known[n.Name] = knownNode{plan.Node{Name: n.Name, Memory: n.Memory, CPUMilli: n.CPUMilli, Devices: n.Devices, Leaving: n.Leaving, Moving: n.Moving}, now}
 	}
 	maps.DeleteFunc(l.known, func(_ string, n knownNode) bool { return now.Sub(n.at) > rememberFor })
 }

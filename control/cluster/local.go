@@ -214,7 +214,7 @@ func pipe(p *pipeline.Pipeline) plan.Pipeline {
 	for i := range p.Stages {
 		out.Stages[i] = p.Stages[i].Key().String()
 		if p.Stages[i].Name == p.Entry {
-			out.Chosen = plan.Chosen(p.Stages[i].Policies)
+			out.Chosen, out.MinAccuracy = plan.Chosen(p.Stages[i].Policies), p.Stages[i].MinAccuracy
 		}
 	}
 	return out

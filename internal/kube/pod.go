@@ -23,6 +23,7 @@ type Meta struct {
 	Name        string            `json:"name,omitempty"`
 	Namespace   string            `json:"namespace,omitempty"`
 	UID         string            `json:"uid,omitempty"`
+	Version     string            `json:"resourceVersion,omitempty"`
 	Generation  int64             `json:"generation,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
@@ -139,7 +140,7 @@ func (c *Client) CreatePod(ctx context.Context, p Pod) (Pod, error) {
 	b, err := json.Marshal(p)
 	var out Pod
 	if err == nil {
-		out, err = c.pod(ctx, http.MethodPost, podsOf(p.Metadata.Namespace), "application/json", b)
+		out, err = c.pod(ctx, request{method: http.MethodPost, path: podsOf(p.Metadata.Namespace), kind: jsonBody, body: b})
 	}
 	if err != nil {
 		return Pod{}, fmt.Errorf("kube: create pod %s/%s: %w", p.Metadata.Namespace, p.Metadata.Name, err)
@@ -149,7 +150,7 @@ func (c *Client) CreatePod(ctx context.Context, p Pod) (Pod, error) {
 
 // Pod returns a pod.
 func (c *Client) Pod(ctx context.Context, namespace, name string) (Pod, error) {
-	p, err := c.pod(ctx, http.MethodGet, podsOf(namespace)+"/"+url.PathEscape(name), "", nil)
+	p, err := c.pod(ctx, request{method: http.MethodGet, path: podsOf(namespace) + "/" + url.PathEscape(name)})
 	if err != nil {
 		return Pod{}, fmt.Errorf("kube: get pod %s/%s: %w", namespace, name, err)
 	}
@@ -162,7 +163,7 @@ func (c *Client) Pods(ctx context.Context, namespace string, labels map[string]s
 	for name, value := range labels {
 		want = append(want, name+"="+value)
 	}
-	b, err := c.do(ctx, http.MethodGet, podsOf(namespace)+"?labelSelector="+url.QueryEscape(strings.Join(want, ",")), "", nil)
+	b, err := c.do(ctx, request{method: http.MethodGet, path: podsOf(namespace), query: url.Values{"labelSelector": {strings.Join(want, ",")}}})
 	var list struct{ Items []Pod }
 	if err == nil {
 		err = json.Unmarshal(b, &list)
@@ -177,7 +178,7 @@ func (c *Client) Pods(ctx context.Context, namespace string, labels map[string]s
 // error.
 func (c *Client) DeletePod(ctx context.Context, namespace, name string, seconds int) error {
 	body := fmt.Appendf(nil, `{"apiVersion":"v1","kind":"DeleteOptions","gracePeriodSeconds":%d}`, seconds)
-	_, err := c.do(ctx, http.MethodDelete, podsOf(namespace)+"/"+url.PathEscape(name), "application/json", body)
+	_, err := c.do(ctx, request{method: http.MethodDelete, path: podsOf(namespace) + "/" + url.PathEscape(name), kind: jsonBody, body: body})
 	if err != nil && !NotFound(err) {
 		return fmt.Errorf("kube: delete pod %s/%s: %w", namespace, name, err)
 	}
@@ -194,7 +195,7 @@ func (c *Client) ResizePod(ctx context.Context, namespace, name, container strin
 	b, err := json.Marshal(map[string]any{"spec": map[string]any{"containers": []part{{container, r}}}})
 	var out Pod
 	if err == nil {
-		out, err = c.pod(ctx, http.MethodPatch, podsOf(namespace)+"/"+url.PathEscape(name)+"/resize", "application/strategic-merge-patch+json", b)
+		out, err = c.pod(ctx, request{method: http.MethodPatch, path: podsOf(namespace) + "/" + url.PathEscape(name) + "/resize", kind: "application/strategic-merge-patch+json", body: b})
 	}
 	if err != nil {
 		return Pod{}, fmt.Errorf("kube: resize pod %s/%s: %w", namespace, name, err)
@@ -245,8 +246,8 @@ func (p Pod) Trouble() (text string, final bool) {
 }
 
 // pod sends a request whose answer is a pod.
-func (c *Client) pod(ctx context.Context, method, path, kind string, body []byte) (p Pod, err error) {
-	b, err := c.do(ctx, method, path, kind, body)
+func (c *Client) pod(ctx context.Context, r request) (p Pod, err error) {
+	b, err := c.do(ctx, r)
 	if err == nil {
 		err = json.Unmarshal(b, &p)
 	}

@@ -17,7 +17,7 @@ import (
 func server(t *testing.T, data map[string][]byte) (*Client, string) {
 	t.Helper()
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		patch := secretObject{}
+		patch := SecretObject{}
 		switch {
 		case r.Header.Get("Authorization") != "Bearer good":
 			w.WriteHeader(http.StatusForbidden)
@@ -34,7 +34,7 @@ func server(t *testing.T, data map[string][]byte) (*Client, string) {
 			http.Error(w, "", http.StatusMethodNotAllowed)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(secretObject{data})
+		_ = json.NewEncoder(w).Encode(SecretObject{Data: data})
 	}))
 	t.Cleanup(s.Close)
 	account := t.TempDir()
@@ -68,7 +68,7 @@ func TestSecretValue(t *testing.T) {
 			t.Errorf("value of %s: %q, %v, want %q", key, v, err, want)
 		}
 	}
-	if _, err := c.Value(t.Context(), Secret{"ns", "none"}, "token"); err == nil || !strings.Contains(err.Error(), "get secret ns/none: status 404") {
+	if _, err := c.Value(t.Context(), Secret{"ns", "none"}, "token"); err == nil || !strings.Contains(err.Error(), `get secrets of namespace ns: "none": status 404`) {
 		t.Errorf("Secret that does not exist: %v", err)
 	}
 

@@ -33,9 +33,13 @@ networkPolicy: {enabled: true}
 // upper is a function that speaks HTTP by its standard input and output.
 const upper = `package main
 
-import ("bytes"; "io"; "os")
+import ("bytes"; "fmt"; "io"; "os")
 
-func main() { b, _ := io.ReadAll(os.Stdin); os.Stdout.Write(bytes.ToUpper(b)) }
+func main() {
+	b, _ := io.ReadAll(os.Stdin)
+	fmt.Fprintf(os.Stderr, "upper has read %s\n", b)
+	os.Stdout.Write(bytes.ToUpper(b))
+}
 `
 
 // installed is a cluster with the chart.
@@ -71,7 +75,7 @@ func install(t *testing.T, c *Cluster, more ...string) *installed {
 		return path
 	}
 	image := c.Image("stagecoach:1", platform(t), "/bin/stagecoach")
-	nats := c.Image("nats:1", map[string]string{"/nats-server": program(t, dir, "nats-server", "github.com/nats-io/nats-server/v2")}, "/nats-server")
+	nats := c.Image("nats:1", map[string]string{"/usr/local/bin/nats-server": program(t, dir, "nats-server", "github.com/nats-io/nats-server/v2")}, "nats-server")
 	c.Image("upper:1", map[string]string{"/upper": program(t, dir, "upper", write("upper.go", upper))}, "/upper")
 	c.Took("images")
 	c.Kubectl("create", "namespace", "faas")
@@ -179,10 +183,16 @@ func TestChart(t *testing.T) {
 	}
 	i.answers("after an upgrade")
 	c.Took("helm upgrade")
-	c.Helm("uninstall", "y", "-n", "faas", "--wait", "--timeout", "3m")
-	c.Await("nothing to be left", func() (string, bool) {
-		left := c.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")
+	i.uninstall()
+	c.Took("helm uninstall")
+}
+
+// uninstall removes the release, whose dataPolicy is delete, and waits until nothing is left.
+func (i *installed) uninstall() {
+	i.t.Helper()
+	i.Helm("uninstall", "y", "-n", "faas", "--wait", "--timeout", "3m")
+	i.Await("nothing to be left", func() (string, bool) {
+		left := i.Kubectl("get", "all,secrets,configmaps,pvc,roles,rolebindings,clusterroles,clusterrolebindings,serviceaccounts,networkpolicies,pdb", "-n", "faas", "-l", "app.kubernetes.io/instance=y", "-o", "name")
 		return left, left == ""
 	})
-	c.Took("helm uninstall")
 }

@@ -66,5 +66,9 @@ func TestPods(t *testing.T) {
 	t.Log(c.Kubectl("logs", "-n", "faas", "-l", "app.kubernetes.io/component=keysmanager", "--tail=-1", "--prefix"))
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.generation} {.status.observedGeneration} {.spec.containers[0].resources} {.status.containerStatuses[0].resources} {.status.conditions}{"\n"}{end}`))
 	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide", "--show-labels"))
-	t.Log(i.ask("noop", "hello"))
+	answer := i.ask("noop", "hello")
+	t.Log(answer)
+	i.owned("noop", answer)
+	t.Run("admission", i.daemonsReachOwnMachine)
+	t.Run("http", i.speaksHTTP)
 }

@@ -43,7 +43,7 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 			select {
 			case <-ctx.Done():
-				inv := Inventory{V: Version, Identity: s.cfg.Me, Gone: true}
+				inv := Inventory{V: Version, Identity: s.cfg.Me, Departure: Departure{Gone: true}}
 				_ = s.send(kindInventory, inv)
 				return nil
 			case err := <-s.failed:
@@ -84,7 +84,7 @@ func (s *Server) inventory() Inventory {
 	s.holds.describe(inv.Replicas)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	inv.Leaving, inv.Events, inv.Epoch = s.leaving, s.number, s.fence.highest
+	inv.Leaving, inv.Patient, inv.Events, inv.Epoch = s.leaving, s.patient, s.number, s.fence.highest
 	return inv
 }
 

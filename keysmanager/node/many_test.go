@@ -123,7 +123,7 @@ func TestOnlyTheLatestAnnouncementWaits(t *testing.T) {
 		}
 		defer d.Close()
 		announce := func(name, id string, number uint64, gone bool) {
-			b, err := json.Marshal(Inventory{V: Version, Identity: Identity{Name: name, ID: id, Boot: "b"}, OutputLost: number, Gone: gone})
+			b, err := json.Marshal(Inventory{V: Version, Identity: Identity{Name: name, ID: id, Boot: "b"}, OutputLost: number, Departure: Departure{Gone: gone}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
@@ -82,11 +83,14 @@ func TestAnswersHaveResultsAndErrors(t *testing.T) {
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderEvict}); err == nil || !strings.Contains(err.Error(), "function or digest") {
 		t.Errorf("evict nothing: %v, want a refusal", err)
 	}
-	d.Leave()
+	d.Leave(true)
 	c.until(0, "heard n1")
 	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil); err == nil || !strings.Contains(err.Error(), "leaving") {
 		t.Errorf("start on a node that leaves: %v", err)
 	}
+	proctest.Until(t, "the node to leave with patience", func() bool { inv := n.Inventory(); return inv.Leaving && inv.Patient })
+	d.Leave(false)
+	proctest.Until(t, "the node to leave without patience", func() bool { inv := n.Inventory(); return inv.Leaving && !inv.Patient })
 }
 
 // repeater sends each order three times, as if answers were lost.

@@ -97,6 +97,7 @@ type Server struct {
 	mu       sync.Mutex
 	closed   bool
 	leaving  bool
+	patient  bool
 	follower net.Conn                       // that gets lines; nil: none
 	running  map[string]*task               // by the order's id
 	answers  *simplelru.LRU[string, Answer] // of orders that have ended, by id
@@ -181,10 +182,11 @@ func (s *Server) Changed() {
 	}
 }
 
-// Leave announces that the node takes no more replicas, and that its replicas must be drained.
-func (s *Server) Leave() {
+// Leave announces that the node takes no more replicas, and that its replicas must be drained: with
+// patience once other replicas have started in their place, otherwise at once.
+func (s *Server) Leave(patient bool) {
 	s.mu.Lock()
-	s.leaving = true
+	s.leaving, s.patient = true, patient
 	s.mu.Unlock()
 	s.Changed()
 }

@@ -153,7 +153,7 @@ func testManyNames(t *testing.T) {
 	defer d.Close()
 	announce := func(i int, gone bool) {
 		name := fmt.Sprintf("n%d", i)
-		b, err := json.Marshal(Inventory{V: Version, Identity: Identity{Name: name, ID: "A", Boot: "b"}, Gone: gone})
+		b, err := json.Marshal(Inventory{V: Version, Identity: Identity{Name: name, ID: "A", Boot: "b"}, Departure: Departure{Gone: gone}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,10 +34,8 @@ type Inventory struct {
 	// host:port where its tunnel listens; empty: only processes of its machine reach it.
 	Address string `json:"address,omitempty"`
 	Link    Link   `json:"link,omitempty"` // how the control plane reaches it, which adds it
-	// It takes no orders to start, and its replicas should be drained.
-	Leaving bool   `json:"leaving,omitempty"`
-	Gone    bool   `json:"gone,omitempty"` // its last one
-	Events  uint64 `json:"events"`         // the number of the latest event
+	Departure
+	Events uint64 `json:"events"` // the number of the latest event
 	// Highest epoch of all control planes that have spoken to the node; 0: none has an epoch.
 	Epoch uint64 `json:"epoch,omitempty"`
 
@@ -51,6 +49,15 @@ type Inventory struct {
 	Stock
 	Counts     Counts `json:"counts"`
 	OutputLost uint64 `json:"outputLost"` // lines of replicas that nobody took in time
+}
+
+// Departure says whether a node goes away.
+type Departure struct {
+	// It takes no orders to start, and its replicas should be drained.
+	Leaving bool `json:"leaving,omitempty"`
+	// While it is leaving: there is still time for replacements to start before replicas are drained.
+	Patient bool `json:"patient,omitempty"`
+	Gone    bool `json:"gone,omitempty"` // this is its last announcement
 }
 
 // Stock is what a node has for next starts, and what it knows.

@@ -3,7 +3,6 @@ package pods
 import (
 	"encoding/json"
 	"encoding/pem"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -32,7 +31,14 @@ type fakeCluster struct {
 func newFakeCluster(t *testing.T) *fakeCluster {
 	t.Helper()
 	c := &fakeCluster{pods: map[string]kube.Pod{}}
-	server := httptest.NewTLSServer(c)
+	c.client = clientOf(t, c)
+	return c
+}
+
+// clientOf returns a client of an API server.
+func clientOf(t *testing.T, h http.Handler) *kube.Client {
+	t.Helper()
+	server := httptest.NewTLSServer(h)
 	t.Cleanup(server.Close)
 	account := t.TempDir()
 	for name, content := range map[string][]byte{
@@ -42,11 +48,11 @@ func newFakeCluster(t *testing.T) *fakeCluster {
 			t.Fatal(err)
 		}
 	}
-	var err error
-	if c.client, err = kube.New(server.URL, account); err != nil {
+	client, err := kube.New(server.URL, account)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return client
 }
 
 // ServeHTTP implements http.Handler.
@@ -96,4 +102,4 @@ func named(key string) (name, namespace string) {
 	return name, namespace
 }
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -331,11 +331,10 @@ func (s *Share) SetCPU(milli int) error {
 		return nil
 	}
 	s.of.of.mu.Lock()
-	more := milli == 0 || milli > s.milli
 	s.milli, s.starts = milli, false
 	s.of.wanted++
 	s.of.of.mu.Unlock()
-	return s.of.settle(more)
+	return s.of.settle(false) // a kubelet that refuses more refuses the next fork
 }
 
 // Usage returns what the process and its children have used. A fork's memory includes its part of

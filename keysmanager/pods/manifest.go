@@ -3,6 +3,7 @@ package pods
 import (
 	"cmp"
 	"crypto/rand"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -31,7 +32,15 @@ const Container = "function"
 const (
 	runVolume = "run"
 	tmpVolume = "tmp"
+	// filesVolume and a number name the volumes with copies of files, such as secrets.
+	filesVolume = "files-"
 )
+
+// copier is the user of the init container that adds our first program.
+const copier = 65532
+
+// maxFiles bounds the files that are copied into a pod, such as secrets, as a size of Kubernetes.
+const maxFiles = "16Mi"
 
 // grace is the time that a pod has, in seconds, once somebody has asked for its deletion. Its node
 // uses it to let running calls end.
@@ -69,8 +78,8 @@ func podName(function, entry string) string {
 	return name + "-" + own[:random]
 }
 
-// pod returns the pod of a command.
-func (r *Runtime) pod(c sandbox.Command, namespace string) kube.Pod {
+// pod returns the pod of a command, whose program gets o.
+func (r *Runtime) pod(c sandbox.Command, o sandbox.Outline, namespace string) kube.Pod {
 	function, _ := r.cfg.Named(r.label(c, sandbox.LabelFunction))
 	no, seconds := false, int64(grace)
 	p := kube.Pod{
@@ -90,11 +99,11 @@ func (r *Runtime) pod(c sandbox.Command, namespace string) kube.Pod {
 	p.Spec.Volumes = []kube.Volume{{Name: runVolume, Empty: map[string]any{}}, {Name: tmpVolume, Empty: map[string]any{"medium": "Memory", "sizeLimit": "1Gi"}}}
 	main := kube.Container{
 		Name: Container, Image: r.cfg.Image, Command: []string{r.cfg.Init, entry.PodCommand}, Mounts: []kube.Mount{run, {Name: tmpVolume, At: "/tmp"}},
-		Resources: kube.Resources{Requests: firstRequests}, SecurityContext: restricted(),
+		Resources: ofOptions(c.Options), SecurityContext: restricted(),
 		Resize: []kube.ResizeRule{{Resource: "cpu", Policy: "NotRequired"}, {Resource: "memory", Policy: "NotRequired"}},
 	}
 	if c.Chroot != "" {
-		r.ownImage(c, &p, &main, run)
+		r.ownImage(c, o, &p, &main, run)
 	} else {
 		r.ourImage(c, &p, &main)
 	}
@@ -102,18 +111,37 @@ func (r *Runtime) pod(c sandbox.Command, namespace string) kube.Pod {
 	return p
 }
 
-// ownImage makes a pod run the image of its function. An init container adds our first program.
-func (r *Runtime) ownImage(c sandbox.Command, p *kube.Pod, main *kube.Container, run kube.Mount) {
+// ownImage makes a pod run the image of its function, as the user that the image names. An init
+// container adds our first program.
+func (r *Runtime) ownImage(c sandbox.Command, o sandbox.Outline, p *kube.Pod, main *kube.Container, run kube.Mount) {
 	program := filepath.Join(entry.Folder, "init")
+	p.Spec.SecurityContext["supplementalGroups"] = append([]int{}, o.Groups...)
+	main.SecurityContext["runAsUser"], main.SecurityContext["runAsGroup"] = o.UID, o.GID
+	if o.UID != 0 {
+		main.SecurityContext["runAsNonRoot"] = true
+	} else if kept := c.Options.Kept(); len(kept) > 0 {
+		for i := range kept {
+			kept[i] = strings.TrimPrefix(kept[i], "CAP_")
+		}
+		main.SecurityContext["capabilities"] = map[string]any{"drop": []string{"ALL"}, "add": kept}
+	}
 	main.Image, main.Command = r.label(c, sandbox.LabelImage), []string{program, entry.PodCommand}
 	if c.ReadOnly {
 		main.SecurityContext["readOnlyRootFilesystem"] = true
 	} else {
 		main.Mounts = main.Mounts[:1] // its own /tmp
 	}
+	main.Mounts[0].ReadOnly = true
+	for i, b := range c.Binds {
+		name := filesVolume + strconv.Itoa(i)
+		p.Spec.Volumes = append(p.Spec.Volumes, kube.Volume{Name: name, Empty: map[string]any{"medium": "Memory", "sizeLimit": maxFiles}})
+		main.Mounts = append(main.Mounts, kube.Mount{Name: name, At: filepath.Clean(b.To)})
+	}
+	copies := restricted()
+	copies["runAsNonRoot"], copies["runAsUser"], copies["runAsGroup"] = true, copier, copier
 	p.Spec.InitContainers = []kube.Container{{
 		Name: "init", Image: r.cfg.Image, Command: []string{r.cfg.Init, entry.CopyCommand, program}, Mounts: []kube.Mount{run},
-		Resources: kube.Resources{Requests: firstRequests}, SecurityContext: restricted(),
+		Resources: kube.Resources{Requests: firstRequests}, SecurityContext: copies,
 	}}
 }
 
@@ -130,6 +158,24 @@ func (r *Runtime) ourImage(c sandbox.Command, p *kube.Pod, main *kube.Container)
 		p.Spec.Volumes = append(p.Spec.Volumes, kube.Volume{Name: name, Empty: map[string]any{}})
 		main.Mounts = append(main.Mounts, kube.Mount{Name: name, At: top})
 	}
+}
+
+// ofOptions returns what a container of these options may use, and our first program in it.
+func ofOptions(o sandbox.Options) kube.Resources {
+	out := kube.Resources{Requests: maps.Clone(firstRequests)}
+	limit := func(resource, quantity string) {
+		if out.Limits == nil {
+			out.Limits = map[string]string{}
+		}
+		out.Limits[resource], out.Requests[resource] = quantity, quantity
+	}
+	if o.Memory > 0 {
+		limit("memory", strconv.FormatInt(ownMemory+o.Memory, 10))
+	}
+	if o.CPUMilli > 0 {
+		limit("cpu", strconv.Itoa(o.CPUMilli)+"m")
+	}
+	return out
 }
 
 // system are the folders of Stagecoach's image that pods see.

@@ -1,11 +1,13 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container/guest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -36,6 +39,9 @@ type Config struct {
 	// Labels are those of all Commands, in addition to a Command's own. With Labels, the Runtime is a
 	// watchdog's.
 	Labels map[string]string
+	// Run names the pods of this Runtime, for those who delete what it leaves; empty: no other has its
+	// name. A watchdog gets it from the Runtime that starts it (EnvRun).
+	Run string
 
 	Log *slog.Logger
 }
@@ -77,7 +83,7 @@ func Open(cfg Config) (*Runtime, error) {
 	if _, err := os.Stat(cfg.Folder); err != nil {
 		return nil, fmt.Errorf("runtime pod: %w; want the kubelet's folder of pods, as a volume hostPath", err)
 	}
-	r := &Runtime{cfg: cfg, spawner: sandbox.NewSpawner(), owner: strings.ToLower(rand.Text()[:12]), starting: make(chan struct{}, maxStarts), live: map[*process]bool{}}
+	r := &Runtime{cfg: cfg, spawner: sandbox.NewSpawner(), owner: cmp.Or(cfg.Run, newRun()), starting: make(chan struct{}, maxStarts), live: map[*process]bool{}}
 	r.open, r.shut = context.WithCancel(context.Background())
 	r.remove, r.giveUp = context.WithCancel(context.Background())
 	return r, nil
@@ -86,12 +92,25 @@ func Open(cfg Config) (*Runtime, error) {
 // Start implements sandbox.Runtime.
 func (r *Runtime) Start(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if c.Platform {
-		return r.spawner.Start(ctx, c)
+		return r.startPlatform(ctx, c)
 	}
+	var p *process
+	err := r.inTurn(ctx, c, func(ctx context.Context) (err error) {
+		p, err = r.start(ctx, c)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// inTurn starts a command's pod once few enough starts are under way.
+func (r *Runtime) inTurn(ctx context.Context, c sandbox.Command, start func(ctx context.Context) error) error {
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
-		return nil, sandbox.ErrClosed
+		return sandbox.ErrClosed
 	}
 	r.tasks.Add(1)
 	r.mu.Unlock()
@@ -105,16 +124,85 @@ func (r *Runtime) Start(ctx context.Context, c sandbox.Command) (sandbox.Process
 	case r.starting <- struct{}{}:
 		defer func() { <-r.starting }()
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%d starts of pods are under way: %w", maxStarts, context.Cause(ctx))
+		return fmt.Errorf("%d starts of pods are under way: %w", maxStarts, context.Cause(ctx))
 	}
-	p, err := r.start(ctx, c)
+	err := start(ctx)
 	if why := context.Cause(ctx); err != nil && why != nil && !errors.Is(err, why) {
 		err = fmt.Errorf("%w: %w", why, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start %s in a pod: %w", c.Args()[0], err)
+		return fmt.Errorf("start %s in a pod: %w", c.Args()[0], err)
 	}
-	return p, nil
+	return nil
+}
+
+// Network implements sandbox.Apart.
+func (r *Runtime) Network(of sandbox.Process) (*os.File, error) {
+	p, ok := of.(*process)
+	if !ok {
+		return nil, fmt.Errorf("a process of type %T is in no pod", of)
+	}
+	at := fmt.Sprintf("/proc/%d/ns/net", p.pid)
+	f, err := os.Open(at)
+	if err != nil {
+		return nil, fmt.Errorf("network of pod %s: %w", p.pod.Metadata.Name, err)
+	}
+	// The first program still runs, so the number is its own.
+	if err := guest.Signal(p.init, 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("network of pod %s: %w", p.pod.Metadata.Name, err), f.Close())
+	}
+	return f, nil
+}
+
+// EnvRun has the Config.Run of a watchdog.
+const EnvRun = "STAGECOACH_POD_RUN"
+
+func newRun() string { return strings.ToLower(rand.Text()[:12]) }
+
+// platform is a process of the platform, such as a watchdog. If it is killed, it leaves pods.
+type platform struct {
+	sandbox.Process
+	forget func()
+}
+
+// Forget implements sandbox.Process.
+func (p platform) Forget() {
+	p.Process.Forget()
+	p.forget()
+}
+
+// startPlatform starts a process of the platform. What it leaves is deleted after its end.
+func (r *Runtime) startPlatform(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
+	namespace, err := r.namespaceOf(r.label(c, sandbox.LabelFunction))
+	if err != nil {
+		return nil, err
+	}
+	run := newRun()
+	c.Env = maps.Clone(c.Env)
+	c.Env[EnvRun] = run
+	p, err := r.spawner.Start(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return platform{p, func() { r.removeRun(namespace, run) }}, nil
+}
+
+// removeRun deletes in the background the pods of a watchdog that has ended.
+func (r *Runtime) removeRun(namespace, run string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed { // the next Sweep finds them
+		return
+	}
+	r.tasks.Go(func() {
+		r.repeat("pods of a watchdog are not deleted", run, func(ctx context.Context) error {
+			left, err := r.cfg.Cluster.Pods(ctx, namespace, map[string]string{LabelMachine: r.cfg.Machine, labelOwner: run})
+			for _, p := range left {
+				err = errors.Join(err, r.cfg.Cluster.DeletePod(ctx, namespace, p.Metadata.Name, 0))
+			}
+			return err
+		})
+	})
 }
 
 // Sweep deletes the pods of this machine that earlier Runtimes have left.

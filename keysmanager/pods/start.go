@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,21 +23,48 @@ import (
 
 // process is a pod and the program in it. Its fields but status are set before start returns it.
 type process struct {
-	of     *Runtime
-	pod    kube.Pod
-	guest  *guest.Guest  // nil: none yet
-	conn   *entry.Conn   // nil: none yet
-	init   *os.File      // pidfd of its first program; nil: none yet
-	ended  chan struct{} // closed when it has ended; then status is set. nil: it never ran
-	status unix.WaitStatus
-	once   sync.Once // of Forget
+	of      *Runtime
+	pod     kube.Pod
+	outline sandbox.Outline
+	guest   *guest.Guest  // nil: none yet, or in a room
+	conn    *entry.Conn   // nil: none yet
+	init    *os.File      // pidfd of its first program; nil: none yet
+	pid     int           // of its first program, on this machine
+	note    string        // file that says so to Logs; empty: none
+	closing atomic.Bool   // this Runtime ends it
+	ended   chan struct{} // closed when it has ended; then status is set. nil: it never ran
+	status  unix.WaitStatus
+	once    sync.Once // of Forget
 }
 
 // start makes a pod and starts a command's program in it.
-func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err error) {
+func (r *Runtime) start(ctx context.Context, c sandbox.Command) (*process, error) {
+	p, err := r.prepare(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if p.guest, err = guest.Begin(ctx, p.conn, c, p.outline, p.pid, deadline(ctx)); err != nil {
+		p.Forget()
+		return nil, err
+	}
+	p.ended = make(chan struct{})
+	r.tasks.Go(func() { defer close(p.ended); p.status = p.awaitEnd(p.conn.Status()) })
+	return p, nil
+}
+
+// deadline returns the end of a message's time. ctx ends first, and says why.
+func deadline(ctx context.Context) time.Time {
+	until, _ := ctx.Deadline()
+	return until.Add(time.Second)
+}
+
+// prepare makes a pod in which a command's program can begin.
+func (r *Runtime) prepare(ctx context.Context, c sandbox.Command) (_ *process, err error) {
 	switch {
 	case c.Held:
 		return nil, errors.New("spare pods are not built: want stagecoach.dev/spares: 0")
+	case c.Chroot != "" && c.GPUs:
+		return nil, errors.New("a function that speaks HTTP gets no GPU in a pod")
 	case len(c.Options.Devices) > 0:
 		return nil, errors.New("CDI devices are for --runtime containerd")
 	case c.Chroot == "" && c.As == nil:
@@ -46,12 +74,16 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err != nil {
 		return nil, err
 	}
-	o, err := outline(c)
-	if err != nil {
+	p := &process{of: r}
+	if p.outline, err = outline(c); err != nil {
 		return nil, err
 	}
-	p := &process{of: r}
-	if p.pod, err = r.cfg.Cluster.CreatePod(ctx, r.pod(c, namespace)); err != nil {
+	wanted := r.pod(c, p.outline, namespace)
+	wanted.Metadata.Owners = r.ownersOf(ctx, c, namespace)
+	if p.pod, err = r.cfg.Cluster.CreatePod(ctx, wanted); err != nil {
+		if refused := (*kube.Refused)(nil); c.Chroot != "" && p.outline.UID == 0 && errors.As(err, &refused) && strings.Contains(refused.Message, "PodSecurity") {
+			err = fmt.Errorf("%w (the image's user is root: want a USER in the image, or a namespace whose Pod Security is baseline)", err)
+		}
 		return nil, err
 	}
 	r.mu.Lock()
@@ -62,21 +94,20 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 			p.Forget()
 		}
 	}()
-	init, err := p.connect(ctx)
-	if err != nil {
+	if p.pid, err = p.connect(ctx); err != nil {
 		return nil, err
 	}
-	if c.Chroot == "" {
-		if err := c.Show(int(p.init.Fd())); err != nil {
-			return nil, err
-		}
+	give := c.Show
+	if c.Chroot != "" {
+		give = func(pidfd int) error { return c.Fill(pidfd, p.outline.UID, p.outline.GID) }
 	}
-	until, _ := ctx.Deadline()
-	if p.guest, err = guest.Begin(ctx, p.conn, c, o, init, until.Add(time.Second)); err != nil {
+	if err := give(int(p.init.Fd())); err != nil {
 		return nil, err
 	}
-	p.ended = make(chan struct{})
-	r.tasks.Go(func() { defer close(p.ended); p.status = p.awaitEnd() })
+	p.note = noteOf(r.label(c, sandbox.LabelReplica))
+	if err := writeNote(p.note, p.pod.Metadata.UID, p.pid); err != nil {
+		r.cfg.Log.Warn("kubectl logs will not show the lines of a pod", "pod", p.pod.Metadata.Name, "error", err)
+	}
 	return p, nil
 }
 
@@ -85,11 +116,7 @@ func outline(c sandbox.Command) (sandbox.Outline, error) {
 	if c.Chroot == "" {
 		return c.Outline("")
 	}
-	o := sandbox.Outline{Argv: c.Args(), Dir: filepath.Join("/", c.Dir), Env: []string{"PATH=" + sandbox.Path, "TMPDIR=/tmp"}}
-	for name, value := range c.Env {
-		o.Env = append(o.Env, name+"="+value)
-	}
-	return o, nil
+	return c.Guest()
 }
 
 // connect waits for the first program of the pod, and returns its number.
@@ -123,7 +150,6 @@ func (p *process) connect(ctx context.Context) (init int, err error) {
 		return 0, err
 	}
 	defer context.AfterFunc(ctx, l.Close)()
-	until, _ := ctx.Deadline()
 	p.conn, init, err = l.AcceptFrom(func(pid int) bool {
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
@@ -136,7 +162,7 @@ func (p *process) connect(ctx context.Context) (init int, err error) {
 		}
 		p.init = f
 		return true
-	}, until.Add(time.Second))
+	}, deadline(ctx))
 	if err != nil && ctx.Err() != nil {
 		err = p.why(ctx)
 	}
@@ -196,14 +222,16 @@ func (p *process) Wait() unix.WaitStatus {
 	return p.status
 }
 
-// awaitEnd waits until the program has ended, and returns how. If the pod has ended first, SIGKILL
-// is assumed, and logged with what the cluster says.
-func (p *process) awaitEnd() unix.WaitStatus {
-	status, err := p.conn.Status()
+// awaitEnd returns how the program has ended, if err is nil. Else the pod has ended first: SIGKILL
+// is assumed, and logged with what the cluster says, unless this Runtime has ended the pod.
+func (p *process) awaitEnd(status unix.WaitStatus, err error) unix.WaitStatus {
 	if err == nil {
 		return status
 	}
 	p.conn.Close()
+	if p.closing.Load() {
+		return unix.WaitStatus(unix.SIGKILL)
+	}
 	ctx, cancel := context.WithTimeout(p.of.remove, endTimeout)
 	defer cancel()
 	now, asked := p.of.cfg.Cluster.Pod(ctx, p.pod.Metadata.Namespace, p.pod.Metadata.Name)
@@ -219,6 +247,7 @@ func (p *process) awaitEnd() unix.WaitStatus {
 // background.
 func (p *process) Forget() {
 	p.once.Do(func() {
+		p.closing.Store(true)
 		p.of.tasks.Go(func() {
 			if p.conn != nil {
 				p.conn.Close()
@@ -232,7 +261,8 @@ func (p *process) Forget() {
 			if p.init != nil {
 				_ = p.init.Close()
 			}
-			p.delete()
+			removeNote(p.note, p.pid)
+			p.of.delete(p.pod.Metadata.Namespace, p.pod.Metadata.Name)
 			p.of.mu.Lock()
 			defer p.of.mu.Unlock()
 			delete(p.of.live, p)
@@ -240,19 +270,24 @@ func (p *process) Forget() {
 	})
 }
 
-// delete deletes the pod. It tries again until the Runtime gives up.
-func (p *process) delete() {
+// delete deletes a pod.
+func (r *Runtime) delete(namespace, name string) {
+	r.repeat("a pod is not deleted", name, func(ctx context.Context) error { return r.cfg.Cluster.DeletePod(ctx, namespace, name, 0) })
+}
+
+// repeat asks the cluster until it succeeds or the Runtime gives up.
+func (r *Runtime) repeat(failed, pod string, ask func(ctx context.Context) error) {
 	for {
-		ctx, cancel := context.WithTimeout(p.of.remove, endTimeout)
-		err := p.of.cfg.Cluster.DeletePod(ctx, p.pod.Metadata.Namespace, p.pod.Metadata.Name, 0)
+		ctx, cancel := context.WithTimeout(r.remove, endTimeout)
+		err := ask(ctx)
 		cancel()
 		if err == nil {
 			return
 		}
-		p.of.cfg.Log.Warn("a pod is not deleted", "pod", p.pod.Metadata.Name, "error", err)
+		r.cfg.Log.Warn(failed, "pod", pod, "error", err)
 		select {
 		case <-time.After(removePause):
-		case <-p.of.remove.Done():
+		case <-r.remove.Done():
 			return
 		}
 	}

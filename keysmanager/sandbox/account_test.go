@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -250,6 +251,33 @@ func socketOf(t *testing.T, path string) {
 	t.Cleanup(func() { _ = l.Close() })
 	if err := os.Chmod(path, 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestSparedProcessesOutliveTheirLease releases a user while a process of that user runs which is
+// somebody else's, such as another pod's on the machine. Without SpareProcesses, it ends.
+func TestSparedProcessesOutliveTheirLease(t *testing.T) {
+	for _, spares := range []bool{true, false} {
+		a := openAccounts(t)
+		if spares {
+			a.SpareProcesses()
+		}
+		l := take(t, a, "")
+		other := exec.Command("sleep", "60")
+		other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(l.UID), Gid: uint32(l.GID)}, Pdeathsig: syscall.SIGKILL}
+		if err := proctest.Start(other); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Release(); err != nil {
+			t.Error(err)
+		}
+		if err := other.Process.Signal(syscall.SIGTERM); spares && err != nil {
+			t.Errorf("the process has ended: %v", err)
+		}
+		err := other.Wait()
+		if status, ok := other.ProcessState.Sys().(syscall.WaitStatus); !ok || (status.Signal() == syscall.SIGTERM) != spares {
+			t.Errorf("spares %v: the process has ended by %v, %v", spares, other.ProcessState, err)
+		}
 	}
 }
 

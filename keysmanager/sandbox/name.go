@@ -111,10 +111,16 @@ func appendTo(file, line string) error {
 // read-only, the named folder only has to exist, because an image may have files for its programs
 // there.
 func (id *identity) chooseHome(readOnly bool) {
-	info, err := os.Stat(id.home)
+	_, err := os.Stat(id.home)
 	if errors.Is(err, fs.ErrNotExist) && !readOnly && os.MkdirAll(id.home, 0o755) == nil && os.Chown(id.home, id.uid, id.gid) == nil {
 		return
 	}
+	id.findHome(readOnly)
+}
+
+// findHome is chooseHome for a root that must not be changed.
+func (id *identity) findHome(readOnly bool) {
+	info, err := os.Stat(id.home)
 	unknown := !id.listed && id.uid != 0
 	if unknown || err != nil || !info.IsDir() || !readOnly && !id.writes(info) {
 		id.home = Home

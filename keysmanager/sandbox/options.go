@@ -17,6 +17,10 @@ type Options struct {
 	Drop []string `json:"drop,omitempty"`
 	// Devices are CDI's names of devices, such as vendor.com/class=name. Only containers get them.
 	Devices []string `json:"devices,omitempty"`
+	// Memory and CPUMilli are the limits of a pod: bytes, and thousandths of a core; 0: none.
+	// Elsewhere, cgroups of the node limit the processes.
+	Memory   int64 `json:"memory,omitempty"`
+	CPUMilli int   `json:"cpuMilli,omitempty"`
 }
 
 // DropAll stands for all capabilities in Options.Drop.

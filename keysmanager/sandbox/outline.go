@@ -114,6 +114,31 @@ func (c Command) outlineRoot(o *Outline, root string) error {
 	return nil
 }
 
+// Guest returns what the process of a command with Chroot gets where somebody else makes its root
+// from the same image. It has no Mounts, Memory and Limits. Nothing is added to the image: without
+// a folder for the user's home, that is Home.
+func (c Command) Guest() (Outline, error) {
+	var who identity
+	var err error
+	onThread(func() {
+		if err = unix.Unshare(unix.CLONE_FS); err != nil {
+			return
+		}
+		if err = errors.Join(unix.Chroot(c.Chroot), unix.Chdir("/")); err != nil {
+			err = fmt.Errorf("root %s: %w", c.Chroot, err)
+			return
+		}
+		if who, _, err = known(c.User); err == nil {
+			who.findHome(c.ReadOnly)
+		}
+	})
+	if err != nil {
+		return Outline{}, err
+	}
+	env := environment(c.Env, append([]string{"TMPDIR=" + Home}, userVariables(who.name, who.home)...))
+	return Outline{Argv: c.Args(), Env: env, Dir: filepath.Join("/", c.Dir), UID: who.uid, GID: who.gid, Groups: who.groups}, nil
+}
+
 // settleIn adds a user and a working folder to a root, from a thread that sees only that.
 func settleIn(root string, in inside) (who identity, err error) {
 	onThread(func() {

@@ -25,6 +25,16 @@ const maxAccounts = 1 << 20
 // lookup finds the identity of user in the present root. If the user has no name or home folder
 // there, lookup adds them.
 func lookup(user string, readOnly bool) (identity, error) {
+	who, groups, err := known(user)
+	if err == nil {
+		who.chooseHome(readOnly)
+		err = who.addToLists(groups)
+	}
+	return who, err
+}
+
+// known finds the identity of user in the present root, and returns the content of /etc/group.
+func known(user string) (who identity, groups string, err error) {
 	var lists [2]string
 	for i, file := range []string{passwdFile, groupFile} {
 		info, err := os.Stat(file)
@@ -35,20 +45,16 @@ func lookup(user string, readOnly bool) (identity, error) {
 			err = fmt.Errorf("%s: %v of %d bytes, want a file of at most %d", file, info.Mode(), info.Size(), maxAccounts)
 		}
 		if err != nil {
-			return identity{}, err
+			return identity{}, "", err
 		}
 		b, err := os.ReadFile(file)
 		if err != nil {
-			return identity{}, err
+			return identity{}, "", err
 		}
 		lists[i] = string(b)
 	}
-	who, err := identify(user, lists[0], lists[1])
-	if err == nil {
-		who.chooseHome(readOnly)
-		err = who.addToLists(lists[1])
-	}
-	return who, err
+	who, err = identify(user, lists[0], lists[1])
+	return who, lists[1], err
 }
 
 // identify parses user[:group], names or numbers, with the contents of /etc/passwd and /etc/group.

@@ -68,6 +68,7 @@ type child struct {
 	at      url.URL       // address on which it listens
 	root    int           // see guard
 	guard   *guard        // guards that port; nil: nobody else can listen there
+	network *os.File      // namespace with that port; nil: that of this process
 	gone    chan struct{} // closed when it has ended; then status is set
 	status  unix.WaitStatus
 	heard   atomic.Int64 // time of its last answer, in nanoseconds since 1970
@@ -75,7 +76,7 @@ type child struct {
 
 // startChild starts the program. It returns before the program is ready.
 func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, error) {
-	return c.startChild(func(own map[string]string) (sandbox.Process, error) {
+	return c.startChild(s, func(own map[string]string) (sandbox.Process, error) {
 		command := c.childCommand()
 		command.Env = maps.Clone(command.Env)
 		maps.Copy(command.Env, own)
@@ -84,15 +85,16 @@ func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, erro
 }
 
 // startChild starts the program by start, which gives the program these variables in addition to
-// its own.
-func (c *config) startChild(start func(own map[string]string) (sandbox.Process, error)) (*child, error) {
+// its own, and uses s.
+func (c *config) startChild(s sandbox.Runtime, start func(own map[string]string) (sandbox.Process, error)) (*child, error) {
 	p := &child{gone: make(chan struct{})}
+	apart, _ := s.(sandbox.Apart)
 	own := map[string]string{}
 	if c.upstream != nil {
 		p.at = *c.upstream
 	} else {
 		port := ownPort
-		if !c.network.Own {
+		if !c.network.Own && apart == nil {
 			var err error
 			if port, err = freePort(); err != nil {
 				return nil, err
@@ -107,27 +109,52 @@ func (c *config) startChild(start func(own map[string]string) (sandbox.Process, 
 	if err != nil {
 		return nil, err
 	}
-	// Also in a separate network, where the port may be in use already.
-	if err := g.claim(); err != nil {
-		return nil, err
+	if apart == nil {
+		// Also in a separate network, where the port may be in use already.
+		if err := g.claim(); err != nil {
+			return nil, err
+		}
+		if !c.network.Own {
+			p.guard = g
+		}
 	}
-	if !c.network.Own {
-		p.guard = g
-	}
-	if p.process, err = start(own); err != nil {
+	if err := p.begin(apart, own, start); err != nil {
 		g.close()
 		return nil, err
 	}
-	p.root = rootOf(p.process.PID())
 	g.root = p.root
-	killFirst(p.process.PID())
 	go func() { // ends with the child, which ends with this process
-		p.status = p.process.Wait()
-		p.process.Forget()
+		p.noteEnd(p.process.Wait())
 		g.close()
 		close(p.gone)
 	}()
 	return p, nil
+}
+
+// begin starts the program, and opens its network if that is not this process's.
+func (p *child) begin(apart sandbox.Apart, own map[string]string, start func(own map[string]string) (sandbox.Process, error)) (err error) {
+	if p.process, err = start(own); err != nil {
+		return err
+	}
+	if apart != nil {
+		if p.network, err = apart.Network(p.process); err != nil {
+			p.kill()
+			p.noteEnd(p.process.Wait())
+			return err
+		}
+	}
+	p.root = rootOf(p.process.PID())
+	killFirst(p.process.PID())
+	return nil
+}
+
+// noteEnd notes how the program has ended, and removes what is left of it.
+func (p *child) noteEnd(status unix.WaitStatus) {
+	p.status = status
+	p.process.Forget()
+	if p.network != nil {
+		_ = p.network.Close() // nothing was written
+	}
 }
 
 // childCommand returns how to start a program that runs as long as the replica, without its files.
@@ -255,7 +282,7 @@ func (p *child) check(ctx context.Context, path string, delay, period time.Durat
 // dial connects to the program.
 func (p *child) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if p.guard == nil {
-		return (&net.Dialer{}).DialContext(ctx, network, address)
+		return sandbox.DialIn(ctx, p.network, network, address)
 	}
 	return p.guard.dial(ctx, network, address)
 }

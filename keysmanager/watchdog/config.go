@@ -28,7 +28,7 @@ const (
 type config struct {
 	mode    string
 	image   sandbox.Image
-	network wire.Network // shared by this process and the program
+	network wire.Network // shared by this process and the program, unless a sandbox.Apart starts it
 	// User of a program without its own root; nil: the user of this process.
 	account     *sandbox.Account
 	secrets     string            // folder with the secrets; empty: none

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // guard makes sure that only the replica's own processes answer on the program's port. In the
@@ -146,8 +148,9 @@ func (g *guard) free() error {
 // listensAt returns where the replica's processes listen, as part of an error text. It returns ""
 // if they listen nowhere, or on the wanted port.
 func (p *child) listensAt() string {
-	all, err := listeners(0)
-	if err != nil {
+	var all []listener
+	var err error
+	if entered := sandbox.InNetwork(p.network, func() { all, err = listeners(0) }); entered != nil || err != nil {
 		return "" // it is only a hint
 	}
 	port := p.at.Port()

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
@@ -158,10 +159,11 @@ func (s *holds) wait(call *stage.Call) {
 // programConn is a connection to the program.
 type programConn struct {
 	*net.TCPConn
-	heard *atomic.Int64        // time of the program's last answer, on any connection
-	held  atomic.Pointer[hold] // the request on it; nil: none
-	sent  atomic.Int64         // bytes of that request
-	ended atomic.Bool          // Close was called
+	network *os.File             // see child
+	heard   *atomic.Int64        // time of the program's last answer, on any connection
+	held    atomic.Pointer[hold] // the request on it; nil: none
+	sent    atomic.Int64         // bytes of that request
+	ended   atomic.Bool          // Close was called
 }
 
 // Read implements net.Conn.
@@ -261,8 +263,10 @@ func (h *hold) queued(rest net.Conn, c *programConn) bool {
 	if c.heard.Load() < h.begun.UnixNano() {
 		return false // the program answers nobody
 	}
-	n, err := unread(rest)
-	return err == nil && n > 0 && int64(n) >= c.sent.Load()
+	var n int
+	var err error
+	entered := sandbox.InNetwork(c.network, func() { n, err = unread(rest) })
+	return entered == nil && err == nil && n > 0 && int64(n) >= c.sent.Load()
 }
 
 // close waits for the goroutines that watch connections.
@@ -275,7 +279,7 @@ func (p *child) connect(ctx context.Context, network, address string) (net.Conn,
 		return nil, err
 	}
 	if t, ok := c.(*net.TCPConn); ok {
-		return &programConn{TCPConn: t, heard: &p.heard}, nil
+		return &programConn{TCPConn: t, network: p.network, heard: &p.heard}, nil
 	}
 	return c, nil
 }

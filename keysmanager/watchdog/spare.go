@@ -107,7 +107,7 @@ func (w *watchdog) await(ctx context.Context, fd string) (needed bool, err error
 		}
 	}
 	if waits != nil {
-		w.begun, err = w.c.startChild(waits.begin)
+		w.begun, err = w.c.startChild(w.runtime, waits.begin)
 	}
 	held.Begun(err)
 	return err == nil, err

@@ -48,8 +48,9 @@ func Run(ctx context.Context, r sandbox.Runtime) error {
 type watchdog struct {
 	c         *config
 	runtime   sandbox.Runtime
-	child     *child // nil: one process per request
-	begun     *child // started by await; nil: not yet
+	child     *child       // nil: one process per request
+	room      sandbox.Room // in which those processes run; nil: in none
+	begun     *child       // started by await; nil: not yet
 	stopping  chan struct{}
 	watched   chan struct{} // closed when nobody watches the child any more
 	function  http.Handler
@@ -91,12 +92,20 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		w.function, w.forget = proxy(p, w.c.slots, w.c.read)
 		w.function = w.holds.handler(w.function)
 	default:
-		w.function = &forker{c: w.c, runtime: w.runtime, log: r.Log}
+		runs := w.runtime
+		if apart, ok := w.runtime.(sandbox.Apart); ok {
+			var err error
+			if w.room, err = apart.Room(ctx, w.c.command()); err != nil {
+				return err
+			}
+			runs = w.room
+		}
+		w.function = &forker{c: w.c, runtime: runs, log: r.Log}
 	}
 	w.function = bounded(w.c.exec, w.function)
 	w.exchanges = newExchanges(withTimeoutHeader(w.function), w.c.slots, w.c.read, w.c.write)
 	w.exchanges.relay = w.c.relay
-	if w.child != nil {
+	if w.child != nil || w.room != nil {
 		w.stopping, w.watched = make(chan struct{}), make(chan struct{})
 		go w.watch() // stop waits for it
 	}
@@ -112,26 +121,35 @@ func (w *watchdog) watch() {
 	var checks sync.WaitGroup
 	defer checks.Wait() // runs after cancel
 	defer cancel()
-	if w.c.health != "" {
+	if w.c.health != "" && w.child != nil {
 		checks.Go(func() {
 			if err := w.child.check(ctx, w.c.health, w.c.delay, w.c.period); err != nil {
 				ill <- err
 			}
 		})
 	}
-	var taken chan struct{}
-	if w.child.guard != nil {
-		taken = w.child.guard.taken
+	var taken, gone chan struct{}
+	var ended <-chan struct{}
+	if w.child != nil {
+		gone = w.child.gone
+		if w.child.guard != nil {
+			taken = w.child.guard.taken
+		}
+	}
+	if w.room != nil {
+		ended = w.room.Ended()
 	}
 	select {
 	case <-w.stopping:
+	case <-ended:
+		exitLike(unix.WaitStatus(unix.SIGKILL))
 	case <-taken:
 		ctx, cancel := context.WithTimeout(ctx, lastMoment)
 		w.exchanges.close(ctx) // these exchanges have been told to end
 		cancel()
 		fmt.Fprintln(os.Stderr, "watchdog:", w.child.guard.why)
 		os.Exit(1)
-	case <-w.child.gone:
+	case <-gone:
 		exitLike(w.child.status)
 	case err := <-ill:
 		fmt.Fprintln(os.Stderr, "watchdog:", err)
@@ -183,9 +201,14 @@ func (w *watchdog) stop() {
 		w.exchanges.close(ctx)
 		cancel()
 	}
-	if w.child != nil {
+	if w.stopping != nil {
 		close(w.stopping)
 		<-w.watched
+	}
+	if w.room != nil {
+		w.room.Close()
+	}
+	if w.child != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), lastWork)
 		w.child.stop(ctx)
 		cancel()

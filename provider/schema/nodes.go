@@ -96,6 +96,8 @@ type Node struct {
 	// An operator has closed the node to new replicas. A node that is away can be cordoned, too.
 	Cordoned bool   `json:"cordoned,omitempty"`
 	Cause    string `json:"cause,omitempty"` // why it is away
+	// Why its machine takes no new work, such as "its machine is cordoned". The node is drained then.
+	Machine string `json:"machine,omitempty"`
 }
 
 // Away reports whether the node is silent or out of reach.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // entry returns a function, even if it was removed and its replicas have not left yet.
@@ -127,7 +128,7 @@ func (s *Shell) Close() {
 	c := changes{s}
 	for _, f := range *s.functions.Load() {
 		if s.entry(f.name) == f { // not removed with another function
-			c.end(f.owner.Load(), "the dispatcher shuts down")
+			c.end(f.owner.Load(), task.OwnerEnds)
 		}
 	}
 	s.metrics.close()

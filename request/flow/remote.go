@@ -169,7 +169,8 @@ func (r *remote) forget(k task.Key) (owner string, there bool) {
 }
 
 // end removes a task whose reply has come. It reports false if the task was sent to an owner that
-// has given up its function: then it waits for the next owner, and the reply does not count.
+// has given up its function, or is about to: then it waits for the next owner, and the reply does
+// not count.
 func (r *remote) end(reply *task.Reply) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +178,8 @@ func (r *remote) end(reply *task.Reply) bool {
 	if p == nil {
 		return true
 	}
-	if reply.Code == task.Unavailable && reply.Replica == "" && p.owner != r.c.cfg.Remote.Owner(p.task.Function) {
+	given := p.owner != r.c.cfg.Remote.Owner(p.task.Function) || reply.Message == task.OwnerEnds
+	if reply.Code == task.Unavailable && reply.Replica == "" && given {
 		delete(r.tags, p.tag) // a message that comes back says nothing about the next owner
 		p.owner, p.moved = "", time.Time{}
 		r.arm()

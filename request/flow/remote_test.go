@@ -198,7 +198,7 @@ func TestTasksOfLostOwnersAreTriedElsewhere(t *testing.T) {
 		"it is stuck":                         {true, process{}, false, "x y'", 0},
 		"it has ended, and may not run twice": {false, process{}, true, "x", http.StatusBadGateway},
 		"it gives its waiting tasks back": {false, process{work: func(*task.Task) []*task.Reply {
-			return []*task.Reply{{Code: task.Unavailable, Message: "the dispatcher shuts down"}}
+			return []*task.Reply{{Code: task.Unavailable, Message: task.OwnerEnds}}
 		}}, false, "x y", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -290,6 +290,33 @@ func TestAnswersOfAFormerOwnerCount(t *testing.T) {
 	r.close()
 }
 
+// TestTasksGivenBackEarly has an owner that ends give a task back before anyone knows that it ends.
+func TestTasksGivenBackEarly(t *testing.T) {
+	x := &process{}
+	o := &owners{owner: "x", processes: map[string]*process{"x": x, "y": {work: echoes}}}
+	x.work = func(*task.Task) []*task.Reply {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		x.gone = true
+		return []*task.Reply{{Code: task.Unavailable, Message: task.OwnerEnds}}
+	}
+	r, invoke := remoteRig(t, o, false)
+	done := invoke()
+	proctest.Until(t, "the task to be sent again", func() bool {
+		select {
+		case terr := <-done:
+			t.Fatalf("got %+v before there is another owner", terr)
+		default:
+		}
+		return r.remoteSent() > 1
+	})
+	o.move("y", nil)
+	if terr := <-done; terr != nil {
+		t.Errorf("got %+v, want the answer of y", terr)
+	}
+	r.close()
+}
+
 // TestTasksGivenBackAreNotLost has an owner give a task back after it has lost its functions. That
 // an earlier message to it had no receiver must not end the task, which may not run twice.
 func TestTasksGivenBackAreNotLost(t *testing.T) {
@@ -297,7 +324,7 @@ func TestTasksGivenBackAreNotLost(t *testing.T) {
 	o := &owners{owner: "x", processes: map[string]*process{
 		"x": {work: func(*task.Task) []*task.Reply {
 			<-goOn
-			return []*task.Reply{{Code: task.Unavailable, Message: "the dispatcher shuts down"}}
+			return []*task.Reply{{Code: task.Unavailable, Message: task.OwnerEnds}}
 		}},
 		"y": {work: echoes},
 	}}

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -60,22 +61,49 @@ func (b *Bus) Hear(name string, handler func(msg []byte)) (stop func(), err erro
 	return b.subscribe("all."+Token(name), func(m *nats.Msg) { handler(m.Data) })
 }
 
-func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (func(), error) {
-	sub, err := b.nc.Subscribe(subject, handler)
+func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (stop func(), err error) {
+	sub, done, err := b.open(subject, handler)
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
+		return nil, err
 	}
-	done := make(chan struct{})
+	return func() {
+		_ = sub.Unsubscribe() // fails if it has ended already
+		<-done
+	}, nil
+}
+
+// drainMost bounds how long a subscription that ends takes the messages that are on their way.
+const drainMost = 2 * time.Second
+
+// drain ends a subscription that open has returned. Its handler gets the messages that are on their
+// way, unless the connection is lost. When drain returns, the handler has ended.
+func (b *Bus) drain(sub *nats.Subscription, done <-chan struct{}) {
+	if b.nc.IsConnected() && sub.Drain() == nil {
+		late := time.NewTimer(drainMost)
+		defer late.Stop()
+		select {
+		case <-done:
+			return
+		case <-late.C:
+		}
+	}
+	_ = sub.Unsubscribe() // fails if it has ended already
+	<-done
+}
+
+// open subscribes. done is closed when the subscription and its handler have ended.
+func (b *Bus) open(subject string, handler nats.MsgHandler) (sub *nats.Subscription, done chan struct{}, err error) {
+	if sub, err = b.nc.Subscribe(subject, handler); err != nil {
+		return nil, nil, fmt.Errorf("subscribe to %q: %w", subject, err)
+	}
+	done = make(chan struct{})
 	sub.SetClosedHandler(func(string) { close(done) }) // called when the handler has ended
 	if err = sub.SetPendingLimits(1<<20, pendingBytes); err == nil {
 		err = b.nc.Flush() // now the server knows the subscription
 	}
 	if err != nil {
 		_ = sub.Unsubscribe() // the connection may be gone
-		return nil, fmt.Errorf("subscribe to %q: %w", subject, err)
+		return nil, nil, fmt.Errorf("subscribe to %q: %w", subject, err)
 	}
-	return func() {
-		_ = sub.Unsubscribe() // fails if it has ended already
-		<-done
-	}, nil
+	return sub, done, nil
 }

@@ -30,19 +30,19 @@ const (
 
 // Serve answers the calls of other processes to a name until stop is called. f runs in a goroutine
 // per call; its context ends when the caller has gone. It sends the answer in parts, each of which
-// fits into a message. If f returns an error, the caller gets an error with its text. When stop
-// returns, no f runs.
+// fits into a message. If f returns an error, the caller gets an error with its text. stop also
+// lets f answer the calls that are on their way. When stop returns, no f runs.
 func (b *Bus) Serve(name string, f func(ctx context.Context, msg []byte, send func(part []byte) error) error) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var calls sync.WaitGroup
-	end, err := b.subscribe(callSubject(name), func(m *nats.Msg) {
+	sub, done, err := b.open(callSubject(name), func(m *nats.Msg) {
 		calls.Go(func() { b.serve(ctx, m, f) })
 	})
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	return func() { end(); cancel(); calls.Wait() }, nil
+	return func() { b.drain(sub, done); cancel(); calls.Wait() }, nil
 }
 
 func callSubject(name string) string { return "call." + Token(name) }

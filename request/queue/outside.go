@@ -143,6 +143,8 @@ func (k *Keys) OutsideConfig(s OutsideServer, all []OutsideServer) ([]byte, erro
 	if monitor := s.monitor(); monitor != "" {
 		p("http: %q # /healthz says whether its streams have caught up", monitor)
 	}
+	// A server that gets SIGUSR2 hands its streams to the others before it ends.
+	p("lame_duck_grace_period: \"1s\"\nlame_duck_duration: \"30s\"")
 	p("max_payload: 8MB")
 	p("max_pending: 512MB")
 	p("jetstream {\n  store_dir: \"data\"\n  max_file_store: 1TB # Stagecoach bounds its streams\n}")

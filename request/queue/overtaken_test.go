@@ -3,8 +3,10 @@ package queue
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
@@ -156,5 +158,85 @@ func TestCallsBetweenProcesses(t *testing.T) {
 	stop()
 	if err := b.Call(t.Context(), "a b", nil, all); !errors.Is(err, ErrNobody) {
 		t.Errorf("after stop: %v, want ErrNobody", err)
+	}
+}
+
+// TestStopAnswersCallsOnTheirWay stops a server while many calls come. Each of them is answered, or
+// nobody has got it.
+func TestStopAnswersCallsOnTheirWay(t *testing.T) {
+	nc := start(t, t.TempDir())
+	b := NewBus(nc)
+	for range 10 {
+		var called, callers sync.WaitGroup
+		stop, err := b.Serve("name", func(_ context.Context, msg []byte, send func([]byte) error) error { return send(msg) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			called.Add(1)
+			callers.Go(func() {
+				for n := 0; ; n++ {
+					err := b.Call(t.Context(), "name", []byte("x"), func([]byte) error { return nil })
+					if n == 0 {
+						called.Done()
+					}
+					if errors.Is(err, ErrNobody) {
+						return
+					}
+					if err != nil {
+						t.Errorf("a call while its server stops: %v", err)
+						return
+					}
+				}
+			})
+		}
+		called.Wait()
+		stop()
+		callers.Wait()
+	}
+}
+
+// TestStopTakesTasksOnTheirWay stops an owner while many tasks come. It takes each of them, or the
+// sender hears that nobody has.
+func TestStopTakesTasksOnTheirWay(t *testing.T) {
+	nc := start(t, t.TempDir())
+	for round := range 10 {
+		var taken, refused atomic.Int64
+		over := make(chan struct{})
+		var once sync.Once
+		o, err := OpenOwners(nc, fmt.Sprint("me", round), func(string) { refused.Add(1); once.Do(func() { close(over) }) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := make(chan struct{}, 1)
+		stop, err := o.Tasks("f", func([]byte, bool) {
+			taken.Add(1)
+			select {
+			case first <- struct{}{}:
+			default:
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := make(chan int64)
+		go func() {
+			for n := int64(0); ; n++ {
+				select {
+				case <-over:
+					sent <- n
+					return
+				default:
+				}
+				if err := o.Send(o.me, "f", fmt.Sprint(n), []byte("x")); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		<-first
+		stop()
+		n := <-sent
+		until(t, "an account of all tasks", func() bool { return taken.Load()+refused.Load() == n })
+		o.Close()
 	}
 }

@@ -47,10 +47,15 @@ func (o *Owners) Send(owner, function, tag string, msg []byte) error {
 // Most returns the largest message in bytes.
 func (o *Owners) Most() int { return int(o.nc.MaxPayload()) }
 
-// Tasks is [Bus.Tasks] for tasks that were sent to this process.
+// Tasks is [Bus.Tasks] for tasks that were sent to this process. stop also lets handler take the
+// tasks that are on their way, because their senders wait for an answer.
 func (o *Owners) Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error) {
-	return o.subscribe(ownedSubject(o.me, function), func(m *nats.Msg) {
+	sub, done, err := o.open(ownedSubject(o.me, function), func(m *nats.Msg) {
 		waiting, _, err := m.Sub.Pending()
 		handler(m.Data, err == nil && waiting > 1)
 	})
+	if err != nil {
+		return nil, err
+	}
+	return func() { o.drain(sub, done) }, nil
 }

@@ -149,6 +149,10 @@ const (
 	InputLost
 )
 
+// OwnerEnds is the message of an Unavailable reply of an owner that ends with its process. If the
+// reply names no replica, none has had the task.
+const OwnerEnds = "the dispatcher shuts down"
+
 // DropReason says why a policy dropped a task. Values are short, so that they fit a header and a
 // label of a metric.
 type DropReason string

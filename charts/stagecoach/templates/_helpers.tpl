@@ -13,6 +13,11 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
+{{- /* Name of objects that belong to no namespace. A colon is allowed there, and in no other name. */}}
+{{- define "stagecoach.clusterName" -}}
+stagecoach:{{ .Release.Namespace }}:{{ .Release.Name }}
+{{- end }}
+
 {{- define "stagecoach.image" -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,42}[a-z0-9])?$" .Release.Name) -}}
 {{- fail (printf "release name %q: want at most 44 lower-case letters, digits and hyphens, and a letter first; names of pods begin with it" .Release.Name) -}}

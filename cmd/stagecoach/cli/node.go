@@ -132,7 +132,8 @@ func nodeKind(n node.Inventory) string {
 	return kind
 }
 
-// nodeStatus returns the status of a node, and since when it has been away.
+// nodeStatus returns the status of a node, since when it has been away, and what its machine is
+// closed for.
 func nodeStatus(n schema.Node) string {
 	status := cmp.Or(n.Status, schema.NodeReady)
 	if n.Away() {
@@ -142,6 +143,9 @@ func nodeStatus(n schema.Node) string {
 		if n.Cordoned {
 			status += ", cordoned"
 		}
+	}
+	if n.Machine != "" {
+		status += ": " + n.Machine
 	}
 	return status
 }
@@ -158,7 +162,7 @@ func nodeAddress(n node.Inventory) string {
 func describeNode(n schema.Node, now time.Time, out io.Writer) error {
 	t := console.NewTable(out)
 	status := nodeStatus(n)
-	if n.Cordoned && !n.Away() && !n.Since.IsZero() {
+	if (n.Cordoned || n.Machine != "") && !n.Away() && !n.Since.IsZero() {
 		status += fmt.Sprintf(", for %s", age(n.Since, now))
 	}
 	if n.Cause != "" {

@@ -1,7 +1,8 @@
 // Package entry is the way of a process into a container. Descriptors, arguments and the
 // environment cannot pass through containerd, so a container's first program is a small one of ours
 // that gets them by a unix socket. That program, [Main], starts the wanted program, hands on its
-// signals, reaps what it leaves, and ends when it ends or when the other side has gone.
+// signals, reaps what it leaves, and ends when it ends or when the other side has gone. In place of
+// one program, it can start several: see [Conn.Room].
 package entry
 
 import (
@@ -48,12 +49,13 @@ type Wanted struct {
 type header struct {
 	Args int    `json:"args"` // number of arguments
 	Open []bool `json:"open"`
+	Room bool   `json:"room,omitempty"` // there is no program: see Conn.Room
 }
 
 const zero = "\x00"
 
 func (w Wanted) encode() ([]byte, error) {
-	b, err := json.Marshal(header{len(w.Argv), w.Open})
+	b, err := json.Marshal(header{Args: len(w.Argv), Open: w.Open})
 	if err != nil {
 		return nil, err
 	}
@@ -71,6 +73,9 @@ func decode(b []byte) (w Wanted, err error) {
 	var h header
 	if err := json.Unmarshal([]byte(all[0]), &h); err != nil {
 		return w, err
+	}
+	if h.Room {
+		return w, errRoom
 	}
 	if h.Args < 0 || len(all) < 3+h.Args {
 		return w, fmt.Errorf("a message of %d strings, want %d arguments among them", len(all), h.Args)

@@ -98,6 +98,9 @@ func run(pod bool) {
 		os.Exit(fail(nil, err))
 	}
 	pid, err := begin(conn)
+	if errors.Is(err, errRoom) {
+		os.Exit(newRoom().run(conn, signals))
+	}
 	if err != nil {
 		os.Exit(fail(conn, err))
 	}
@@ -148,34 +151,47 @@ func tell(conn *net.UnixConn, s said) {
 
 // begin receives what to run, starts it, and returns its number when the Runtime knows that.
 func begin(conn *net.UnixConn) (pid int, err error) {
-	buf, oob := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(4*maxFiles))
-	n, oobn, flags, _, err := conn.ReadMsgUnix(buf, oob)
-	if err != nil {
-		return 0, err
-	}
-	fds, err := files(oob[:oobn])
-	if err != nil {
-		return 0, fmt.Errorf("descriptors: %w", err)
-	}
-	if n > maxMessage || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		return 0, fmt.Errorf("a message above %d bytes or %d descriptors, want less", maxMessage, maxFiles)
-	}
-	w, err := decode(buf[:n])
+	w, fds, err := receive(conn)
 	if err != nil {
 		return 0, err
 	}
 	pid, err = start(w, fds)
-	for _, fd := range fds {
-		_ = unix.Close(fd)
-	}
+	closeAll(fds)
 	if err != nil {
 		return 0, err
 	}
 	tell(conn, said{PID: pid})
-	if _, err := conn.Read(buf); err != nil {
+	if _, err := conn.Read(make([]byte, maxSaid)); err != nil {
 		return 0, err
 	}
 	return pid, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// receive receives what to run, and its descriptors. The error is errRoom if nothing is to run.
+func receive(conn *net.UnixConn) (w Wanted, fds []int, err error) {
+	buf, oob := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, flags, _, err := conn.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return w, nil, err
+	}
+	if fds, err = files(oob[:oobn]); err != nil {
+		return w, nil, fmt.Errorf("descriptors: %w", err)
+	}
+	if n > maxMessage || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = fmt.Errorf("a message above %d bytes or %d descriptors, want less", maxMessage, maxFiles)
+	} else {
+		w, err = decode(buf[:n])
+	}
+	if err != nil {
+		closeAll(fds)
+	}
+	return w, fds, err
 }
 
 // start starts the program with these descriptors.
