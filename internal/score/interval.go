@@ -57,7 +57,7 @@ func student(df int) float64 {
 	if df <= len(table) {
 		return table[max(df, 1)-1]
 	}
-	v := float64(df)
-	return z + (math.Pow(z, 3)+z)/(4*v) + (5*math.Pow(z, 5)+16*math.Pow(z, 3)+3*z)/(96*v*v) +
-		(3*math.Pow(z, 7)+19*math.Pow(z, 5)+17*math.Pow(z, 3)-15*z)/(384*v*v*v)
+	v, z3 := float64(df), z*z*z
+	z5, z7 := z3*z*z, z3*z3*z
+	return z + (z3+z)/(4*v) + (5*z5+16*z3+3*z)/(96*v*v) + (3*z7+19*z5+17*z3-15*z)/(384*v*v*v)
 }
