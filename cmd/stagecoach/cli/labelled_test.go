@@ -67,7 +67,8 @@ func TestScorerProgram(t *testing.T) {
 		"echo NaN":                  "want a number from 0 to 1",
 	} {
 		program := filepath.Join(t.TempDir(), "scorer")
-		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil { //nolint:gosec // it is a program
+		//nolint:gosec // it is a program
+		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
 			t.Fatal(err)
 		}
 		v, err := runScorer(t.Context(), program, filepath.Join(dir, "want"), filepath.Join(dir, "got"))
