@@ -54,7 +54,7 @@ images-push: ## push the images of images-oci to REGISTRY=host:port/path; TAG na
 	@test -n "$(REGISTRY)" || { echo "want REGISTRY=host:port/path" >&2; exit 2; }
 	@$(GO) run ./scripts/oci push $(if $(TAG),--tag $(TAG)) $(REGISTRY)
 
-test-images-oci: images-oci ## build OCI images again and compare; push, pull and run them
+test-images-oci: images images-oci ## build OCI images again and compare; push, pull and run them
 	@$(GO) run ./scripts/oci check
 	STAGECOACH_OCI=$(CURDIR)/build/oci $(GO) test $(TESTS) -count=1 -timeout 10m -run 'TestImagesRun$$' -v ./scripts/oci
 
@@ -110,7 +110,7 @@ test-containerd: images ## containers, with two versions of containerd; 50 cycle
 kubernetes: ## build Kubernetes for tests, once per version, outside of this folder
 	@GO="$(GO)" scripts/kubernetes/build
 
-test-kubernetes: kubernetes images ## the chart on a real Kubernetes with three nodes; needs root
+test-kubernetes: kubernetes images images-oci ## the chart on a real Kubernetes; needs root
 	@scripts/tools --containerd --kubernetes
 	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
 

@@ -46,10 +46,10 @@ func NewAccuracyWithWaits(cfg Config) Accuracy {
 const (
 	planEvery   = 10 * time.Second
 	planFor     = 1.1  // a plan is made for this many times the expected demand
-	planDown    = 0.7  // below this part of the demand that it is made for, a plan is replaced at once
+	planDown    = 0.7  // a plan is replaced at once if demand falls below this part of what it was
 	smoothing   = 10.0 // seconds, of the mean of the demand
 	planHop     = 0.001
-	planWork    = 2e8         // per goal: about 0.2 s
+	planWork    = 1e8         // per goal: about 0.1 s
 	worthPart   = 0.005       // a new plan is worth a change if it serves this part more,
 	worthBetter = 0.002       // or is more accurate by this
 	worthLess   = time.Minute // or has needed fewer replicas for so long
@@ -278,7 +278,8 @@ func (e *exactMix) result(p *accuracy.Problem, had *AccuracyPlan) *accuracy.Solu
 	return out
 }
 
-// keeps reports whether the plan in force, which does is, stays: the new one serves hardly more, is
+// keeps reports whether the plan in force stays. is is what that plan does now, and s is the new
+// plan. The old plan stays if the new one serves hardly more, is
 // hardly more accurate, and has not been cheaper for long enough.
 func (e *exactMix) keeps(s, is *accuracy.Solution) bool {
 	if s.Served*(1-worthPart) > is.Served || s.Accuracy > is.Accuracy+worthBetter {
@@ -297,7 +298,8 @@ func (e *exactMix) keeps(s, is *accuracy.Solution) bool {
 	return false
 }
 
-// mostRounds is how often a plan is made again, with rates for the numbers of replicas of the one
+// mostRounds bounds how often a problem is solved again. The rate of a replica depends on how many
+// there are, so each round uses the rates for the plan
 // before. A few replicas can be used less than many.
 const mostRounds = 3
 

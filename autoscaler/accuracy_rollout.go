@@ -48,7 +48,8 @@ type rolling struct {
 	target, counts, ready []int
 }
 
-// shrink returns the lane of which a replica that the plan does not want can stop: one of the stage
+// shrink returns a lane with more replicas than the plan wants, of which one can stop now. It is in
+// the stage
 // with the largest part of ready replicas that stay; -1: none.
 func (r *rolling) shrink() int {
 	best, most := -1, 0.5

@@ -208,7 +208,7 @@ func (s *search) explore(b *branch) {
 	}
 }
 
-// found takes the values of the simplex as the best plan, if they are.
+// found keeps the values of the simplex if they are a better plan than the best one so far.
 func (s *search) found() {
 	if v := s.m.value0(s.goal, s.m.x); v < s.best-1e-12 {
 		s.best = v
@@ -221,7 +221,7 @@ const (
 	// upFrom is the part of a replica from which on more replicas are tried first. Fewer seldom serve
 	// all requests.
 	upFrom = 0.3
-	// manyReplicas is from how many replicas per variant on batches are settled before replicas: then
+	// manyReplicas is a mean per variant. If there are more, batches are settled before replicas:
 	// a replica more or less matters little.
 	manyReplicas = 3
 )

@@ -224,7 +224,7 @@ func (e *exact) scale() error {
 		}
 	}
 	if most.Cmp(sum(rat(1), mostError)) > 0 {
-		return fmt.Errorf("accuracy: the plan has %s times as much to do as it can", most.FloatString(9))
+		return fmt.Errorf("accuracy: the plan has %s times the work that its replicas can do", most.FloatString(9))
 	}
 	for i := range e.shares {
 		e.shares[i].Quo(e.shares[i], most)

@@ -390,7 +390,7 @@ func (s *simplex) ratios(at int, sign float64) {
 	s.work += float64(len(s.index) + len(s.state))
 }
 
-// next makes the candidate with the least ratio of those from the k-th on the k-th.
+// next moves the candidate with the smallest ratio, of those from index k on, to index k.
 func (s *simplex) next(k int) {
 	least := k
 	for i := k + 1; i < len(s.order); i++ {
@@ -402,7 +402,7 @@ func (s *simplex) next(k int) {
 }
 
 // largest returns the column with the largest alpha of those with about the same ratio as the k-th
-// candidate, which has the least ratio of those from it on. It makes that column the k-th.
+// candidate, which has the smallest ratio from index k on. It moves that column to index k.
 func (s *simplex) largest(k int) int {
 	best, ratio := k, s.order[k].ratio+1e-12
 	for i := k + 1; i < len(s.order); i++ {

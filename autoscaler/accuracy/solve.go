@@ -81,7 +81,7 @@ func (p *Problem) Solve() (*Solution, error) {
 	return out, out.settle(p)
 }
 
-// stepOf returns by how much a better plan is better at least.
+// stepOf returns the smallest amount by which one plan can be better than another.
 func (p *Problem) stepOf(g goal) float64 {
 	if g < cheap {
 		return tolerance

@@ -146,8 +146,9 @@ func chartFolders(t *testing.T, objects []rendered) *strings.Replacer {
 	write("auth/basic-auth-password", "secret")
 	write("registry/config.json", "{}")
 	write("lib/libonnxruntime.so.1", "")
+	write("usr/lib/stagecoach/libonnxruntime.so.1", "")
 	pairs := []string{"$(POD_IP)", "10.0.0.7", "$(POD_NAME)", "y-nats-0", "$(NODE_NAME)", "worker-1"}
-	for _, folder := range []string{"config", "cluster", "auth", "registry", "lib", "data", "state", "join"} {
+	for _, folder := range []string{"config", "cluster", "auth", "registry", "lib", "usr", "data", "state", "join"} {
 		pairs = append(pairs, "=/"+folder, "="+filepath.Join(dir, folder))
 	}
 	return strings.NewReplacer(pairs...)

@@ -134,7 +134,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	walk = func(prefix string, of reflect.Type) {
 		for i := range of.NumField() {
 			f := of.Field(i)
-			if !f.IsExported() {
+			if !f.IsExported() { // no file sets it
 				continue
 			}
 			path := prefix + f.Tag.Get("yaml")

@@ -28,6 +28,7 @@ type controlPlane struct {
 	// Secrets that it lacks, as namespace/name; at most lacksTold.
 	Lacks   []string `json:"lacks,omitempty"`
 	Lacking int      `json:"lacking,omitempty"` // how many there are
+	Reaches int      `json:"reaches,omitempty"` // how many nodes on other machines are connected
 }
 
 // Times of announcements.
@@ -49,8 +50,9 @@ type heardPlane struct {
 
 // controls knows the control planes that share a NATS cluster. It is safe for concurrent use.
 type controls struct {
-	u   *up
-	bus *queue.Bus
+	u       *up
+	bus     *queue.Bus
+	resigns chan error // gets why this process must not lead any more
 
 	mu      sync.Mutex
 	address string // of this process, for the others
@@ -69,7 +71,7 @@ func (l *leading) openControls(context.Context) error {
 		return err
 	}
 	u.onClose(func() error { nc.Close(); return nil })
-	c := &controls{u: u, bus: queue.NewBus(nc), heard: map[string]heardPlane{}}
+	c := &controls{u: u, bus: queue.NewBus(nc), resigns: make(chan error, 1), heard: map[string]heardPlane{}}
 	l.controls = c
 	stop, err := c.bus.Hear(announceName, c.hear)
 	if err != nil {
@@ -83,7 +85,7 @@ func (l *leading) openControls(context.Context) error {
 func (c *controls) self() controlPlane {
 	l := c.u.leading
 	_, err := l.epoch()
-	is := controlPlane{V: 1, ID: l.me, Name: c.u.cfg.Node.Name, Listen: c.u.cfg.Listen, Leads: l.leads(), Held: err == nil}
+	is := controlPlane{V: 1, ID: l.me, Name: c.u.cfg.Node.Name, Listen: c.u.cfg.Listen, Leads: l.leads(), Held: err == nil, Reaches: c.reaches()}
 	lacks := l.lacks()
 	is.Lacks, is.Lacking = lacks[:min(len(lacks), lacksTold)], len(lacks)
 	c.mu.Lock()
@@ -92,7 +94,7 @@ func (c *controls) self() controlPlane {
 	return is
 }
 
-// run announces this process until ctx ends.
+// run announces this process until ctx ends. If this process leads and should not, it resigns.
 func (c *controls) run(ctx context.Context) error {
 	tick := time.NewTicker(announceEvery)
 	defer tick.Stop()
@@ -102,6 +104,7 @@ func (c *controls) run(ctx context.Context) error {
 			return err
 		}
 		_ = c.bus.Announce(announceName, b) // the next one may be sent
+		c.resign()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -91,7 +91,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	})
 	fs.StringVar(&c.ort, "ort", "", "ONNX Runtime's shared library, for functions with a model")
 	fs.StringVar(&c.state, "state", "", "folder that survives restarts; default .stagecoach/nodes/NODE")
-	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
+	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics, and of /healthz for probes; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
 	fs.DurationVar(&c.keep, "keep", time.Minute, "how long replicas wait for the next control plane if the one with their calls ends, with NATS outside; 0: they end with it")
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
@@ -104,7 +104,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	addCNIFlags(fs, &c.network.cni, &c.network.plugins)
 	fs.StringVar(&c.network.cidr, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
-	fs.BoolVar(&c.pod, "pod", false, "run as a pod of a DaemonSet of Kubernetes: make /sys/fs/cgroup and /proc/sys of the container writable, append a random part, kept in --state, to --name, and be a node on another machine as with --remote")
+	fs.BoolVar(&c.pod, "pod", false, "run as a pod of a DaemonSet of Kubernetes: make /sys/fs/cgroup and /proc/sys/net of the container writable, append a random part, kept in --state, to --name, and be a node on another machine as with --remote")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
 	if err := console.ParseFlags(fs, args); err != nil {
@@ -381,6 +381,15 @@ func (d *daemon) leave(n networks) {
 	}
 }
 
+// observed serves a daemon's metrics. A probe asks /healthz, which needs no lock of the daemon and
+// little CPU, so it also answers while functions use all of it.
+func observed(metrics *prometheus.Registry) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{Registry: metrics}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	return mux
+}
+
 // openMetrics serves the daemon's metrics.
 func (d *daemon) openMetrics() error {
 	if d.cfg.listen == "" {
@@ -390,9 +399,7 @@ func (d *daemon) openMetrics() error {
 	if err != nil {
 		return fmt.Errorf("--metrics: %w", err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics, promhttp.HandlerOpts{Registry: d.metrics}))
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}
+	srv := &http.Server{Handler: observed(d.metrics), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}
 	var served sync.WaitGroup
 	served.Go(func() { _ = srv.Serve(l) }) // ends with Close
 	d.onClose(func() { _ = srv.Close(); served.Wait() })

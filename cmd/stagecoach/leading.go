@@ -238,6 +238,13 @@ func (l *leading) run(ctx context.Context) {
 				l.deposed <- err
 				return
 			}
+		case err := <-l.controls.resigns:
+			if l.leads() {
+				l.ended.Store(true)
+				l.stopAsync()
+				l.deposed <- err
+				return
+			}
 		}
 	}
 }

@@ -31,7 +31,8 @@ type nodes struct {
 	log    *slog.Logger
 	shared *clusterKeys // shared by the control planes; nil: there is no cluster key
 	// decides who may join; nil: it does not listen for daemons
-	authority *authority.Authority
+	authority  *authority.Authority
+	joinSecret *joinSecret // nil: none is kept
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
 	sources    *nodeSources // of images, for daemons

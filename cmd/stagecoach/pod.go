@@ -13,25 +13,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// podFolders are mounted read-only in a container without the right to change the machine. A
-// daemon's own groups and forwarding are below them.
-var podFolders = []string{"/sys/fs/cgroup", "/proc/sys"}
+// podFolder and podNet are mounted read-only in a container that may not change the machine. A
+// daemon's own groups are below the first one, and forwarding of the pod's network is below the
+// second one.
+const (
+	podFolder = "/sys/fs/cgroup"
+	podNet    = "/proc/sys/net"
+)
 
-// makeWritable mounts folders of this process's mount namespace writable, with all mounts below
-// them. The files keep their owners, and the namespaces of the process still bound what it can
-// change. It needs CAP_SYS_ADMIN.
-func makeWritable(folders []string) error {
-	var errs []error
-	for _, folder := range folders {
-		err := unix.MountSetattr(unix.AT_FDCWD, folder, unix.AT_RECURSIVE, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
-		if errors.Is(err, unix.EINVAL) { // it is no mount point, so it is as writable as its parent
-			err = nil
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("mount %s writable: %w; the container needs CAP_SYS_ADMIN and no AppArmor profile", folder, err))
-		}
+// makeWritable mounts a folder of this process's mount namespace writable, with all mounts below
+// it. The files keep their owners. It needs CAP_SYS_ADMIN.
+func makeWritable(folder string) error {
+	err := unix.MountSetattr(unix.AT_FDCWD, folder, unix.AT_RECURSIVE, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
+	if errors.Is(err, unix.EINVAL) { // it is no mount point, so it is as writable as its parent
+		err = nil
 	}
-	return errors.Join(errs...)
+	if err != nil {
+		return fmt.Errorf("mount %s writable: %w; the container needs CAP_SYS_ADMIN and no AppArmor profile", folder, err)
+	}
+	return nil
+}
+
+// makePartWritable mounts a folder writable whose parents stay read-only.
+func makePartWritable(folder string) error {
+	if err := unix.Mount(folder, folder, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount %s: %w; the container needs CAP_SYS_ADMIN and no AppArmor profile", folder, err)
+	}
+	return makeWritable(folder)
 }
 
 // enterPod prepares this process for --pod.
@@ -39,7 +47,7 @@ func (c *keysManagerConfig) enterPod() error {
 	if !c.pod {
 		return nil
 	}
-	err := makeWritable(podFolders)
+	err := errors.Join(makeWritable(podFolder), makePartWritable(podNet))
 	if err == nil {
 		c.node, err = podNodeName(c.node, c.state)
 	}
@@ -55,8 +63,8 @@ const suffixFile = "name-suffix"
 var suffixFormat = regexp.MustCompile(`^[a-z2-7]{5}$`)
 
 // podNodeName returns the name of a node with a random part behind it, which is kept in the state
-// folder. A machine that takes another one's place, with the same name and an empty disk, is so
-// another node. It can join at once, although the name of the earlier node is taken for a day.
+// folder. A replacement machine with the same name and an empty disk is therefore a different node.
+// It can join at once, although the name of the earlier node is taken for a day.
 func podNodeName(name, state string) (string, error) {
 	file := filepath.Join(state, suffixFile)
 	b, err := os.ReadFile(file)

@@ -217,6 +217,9 @@ type fault struct {
 	node int
 }
 
+// tunnels reports whether the fault cuts connections over TLS of nodes.
+func (f fault) tunnels() bool { return f.cuts[0].Port == tunnelPort }
+
 // fault draws a partition. only has a part of the names of partitions that may be drawn; empty: all
 // may.
 func (s *splitRig) fault(chance *rand.Rand, only string) fault {
@@ -246,6 +249,7 @@ func (s *splitRig) fault(chance *rand.Rand, only string) fault {
 		{fmt.Sprintf("the tunnel of node %d", k), atPort(alone(node)), k},
 		{fmt.Sprintf("the tunnel of node %d to control plane %d", k, i), atPort(netnstest.Between([]*netnstest.Machine{node}, []*netnstest.Machine{control})), k},
 		{fmt.Sprintf("the tunnel of node %d, and control plane %d alone", k, i), append(atPort(alone(node)), alone(control)...), k},
+		{fmt.Sprintf("control plane %d from all nodes", i), atPort(netnstest.Between([]*netnstest.Machine{control}, s.nodes)), -1},
 		{fmt.Sprintf("what node %d sends over its tunnel", k), atPort(one(node, true)), k},
 		{fmt.Sprintf("what node %d receives over its tunnel", k), atPort(one(node, false)), k},
 	}

@@ -22,6 +22,9 @@ const (
 	// noticed is the time after which the leader knows that the connection with a node is lost: at
 	// most 20 s until the connection ends, and 3 s to connect again. The rest is for a busy machine.
 	noticed = 28 * time.Second
+	// resigned is the time after noticed in which a leader gives the lead to another control plane:
+	// 5 s to drain, less what noticed has for a busy machine.
+	resigned = 4 * time.Second
 )
 
 // TestPartitions cuts links between the machines of a cluster, at random, while clients send
@@ -55,8 +58,8 @@ func TestPartitions(t *testing.T) {
 	for round := range rounds {
 		f := s.fault(chance, os.Getenv("SPLIT_ONLY"))
 		most := 15 * time.Second
-		if f.node >= 0 {
-			most = 40 * time.Second // both ends of a tunnel take 15 s to notice
+		if f.tunnels() {
+			most = 40 * time.Second // both ends of a tunnel take up to 20 s to notice
 		}
 		held := time.Second + time.Duration(chance.Int64N(int64(most-time.Second)))
 		lead := s.leader()
@@ -65,6 +68,9 @@ func TestPartitions(t *testing.T) {
 		during := s.leader()
 		if f.node >= 0 && held > noticed {
 			s.told(f)
+		}
+		if cut := lead >= 0 && strings.HasPrefix(f.name, fmt.Sprintf("control plane %d from all nodes", lead)); cut && held > noticed+resigned && during == lead {
+			t.Errorf("round %d: %s for %v: control plane %d still leads", round, f.name, held, lead)
 		}
 		s.net.Heal()
 		s.alive()

@@ -230,11 +230,7 @@ func serveAuthority(u *up) (stop func(), err error) {
 		return nil, err
 	}
 	unserve := func() { unprobe(); stopServe(); follow() }
-	unkeep, err := keepJoinSecret(u)
-	if err != nil {
-		unserve()
-		return nil, err
-	}
+	unkeep := n.joinSecret.start(n.authority)
 	unfollow, err := followCordons(u)
 	if err != nil {
 		unkeep()

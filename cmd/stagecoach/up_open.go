@@ -72,7 +72,10 @@ func (u *up) openQueue(ctx context.Context) error {
 	if err := u.nodes.openAuthority(u.cfg, &server); err != nil {
 		return err
 	}
-	if u.nodes.shared, err = u.cfg.Cluster.keys(); err != nil {
+	if u.nodes.shared, err = u.cfg.Cluster.keys(); err == nil {
+		u.nodes.joinSecret, err = openJoinSecret(u.cfg.Cluster, u.log)
+	}
+	if err != nil {
 		return err
 	}
 	if u.nats, err = u.cfg.openBroker(ctx, server, u.nodes.shared); err != nil {

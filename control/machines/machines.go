@@ -171,7 +171,7 @@ func (m *Machines) Follow(ctx context.Context, source Source) {
 			cause = err.Error()
 		}
 		if cause != "" && cause != logged && ctx.Err() == nil {
-			m.log.Error("machines of Kubernetes are not followed: cordoned ones are not drained, and drained ones stay so; it is tried again", "error", cause)
+			m.log.Error("cannot watch the machines of Kubernetes: cordoned ones are not drained, and drained ones stay drained; retrying", "error", cause)
 			logged = cause
 		}
 		select {

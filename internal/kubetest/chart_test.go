@@ -14,13 +14,17 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // chartValues are the values of the chart in the test. Nodes of the test share the disk, but for
 // some folders, and have no storage class.
 const chartValues = `
-image: {repository: %q, tag: "1"}
+image: {repository: %q}
 dataPolicy: delete
 gateway: {replicas: 2, persistence: {enabled: false}}
 nats: {image: %q, replicas: 3, persistence: {enabled: false}}
@@ -28,6 +32,19 @@ keysManager: {hostPath: /var/lib/cni/stagecoach, devices: none, drain: 5s, resou
 registry: {insecure: [%q]}
 podDisruptionBudget: {enabled: true}
 networkPolicy: {enabled: true}
+`
+
+// chartStack has a function of each kind:
+//   - upper reads its standard input. Its image has its own files.
+//   - double is a stage with a model, which runs in the ONNX Runtime of Stagecoach's image.
+//   - echo is an HTTP server that runs among the files of Stagecoach's image.
+const chartStack = `
+version: 1.0
+provider: {name: openfaas}
+functions:
+  upper: {image: "REGISTRY/upper:1", fprocess: /upper, labels: {com.openfaas.scale.min: "3"}}
+  double: {image: "REGISTRY/double:1"}
+  echo: {image: "REGISTRY/echo:1", fprocess: ./echo-http, environment: {mode: http}}
 `
 
 // upper is a function that speaks HTTP by its standard input and output.
@@ -62,24 +79,46 @@ func program(t *testing.T, dir, name, pkg string) string {
 	return path
 }
 
+// images pushes the image that `make images-oci` has made, with the tag that the chart expects, and
+// images of functions. It returns the repository of the first one.
+func images(t *testing.T, c *Cluster, dir string) string {
+	t.Helper()
+	folder := proctest.Built(t, "oci", "stagecoach")
+	var found []v1.Image
+	all, err := layout.ImageIndexFromPath(folder)
+	if err == nil {
+		var tagged []v1.ImageIndex
+		if tagged, err = partial.FindIndexes(all, func(v1.Descriptor) bool { return true }); err == nil && len(tagged) == 1 {
+			found, err = partial.FindImages(tagged[0], func(d v1.Descriptor) bool { return d.Platform.Architecture == "amd64" })
+		}
+	}
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%s: %d images for amd64, %v, want one: run make images-oci", folder, len(found), err)
+	}
+	image := c.Push("stagecoach:0.1.0", found[0])
+	text := filepath.Join(dir, "upper.go")
+	if err := os.WriteFile(text, []byte(upper), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.Image("upper:1", map[string]string{"/upper": program(t, dir, "upper", text)}, "/upper")
+	c.image("double:1", map[string]string{"/stage": proctest.Built(t, "functions", "onnx"), "/model/model.onnx": "../../templates/onnx-stage/function/model/model.onnx"},
+		v1.Config{Entrypoint: []string{"/stage"}, Labels: map[string]string{"dev.stagecoach.protocol": "1"}, Env: []string{"STAGECOACH_MODEL=model/model.onnx"}})
+	c.image("echo:1", map[string]string{"/echo-http": proctest.Built(t, "functions", "echo-http")}, v1.Config{Labels: map[string]string{"dev.stagecoach.folder": "1"}})
+	return strings.TrimSuffix(image, ":0.1.0")
+}
+
 // install installs the chart from the built programs.
 func install(t *testing.T, c *Cluster, more ...string) *installed {
 	t.Helper()
 	dir := t.TempDir()
-	write := func(name, text string) string {
-		t.Helper()
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	image := c.Image("stagecoach:1", platform(t), "/bin/stagecoach")
+	image := images(t, c, dir)
 	nats := c.Image("nats:1", map[string]string{"/usr/local/bin/nats-server": program(t, dir, "nats-server", "github.com/nats-io/nats-server/v2")}, "nats-server")
-	c.Image("upper:1", map[string]string{"/upper": program(t, dir, "upper", write("upper.go", upper))}, "/upper")
 	c.Took("images")
 	c.Kubectl("create", "namespace", "faas")
-	values := write("values.yaml", fmt.Sprintf(chartValues, strings.TrimSuffix(image, ":1"), nats, c.Registry))
+	values := filepath.Join(dir, "values.yaml")
+	if err := os.WriteFile(values, fmt.Appendf(nil, chartValues, image, nats, c.Registry), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	c.Helm(append([]string{"install", "y", "../../charts/stagecoach", "-n", "faas", "-f", values, "--wait", "--timeout", "4m"}, more...)...)
 	c.Took("helm install --wait")
 	c.Helm("test", "y", "-n", "faas", "--timeout", "1m")
@@ -118,9 +157,11 @@ func (i *installed) try(args ...string) (string, error) {
 	return out.String(), err
 }
 
-// call calls the function, and returns what it answers, or the error.
-func (i *installed) call() string {
-	resp, err := i.http.Post("http://"+i.gateway+"/function/upper", "text/plain", strings.NewReader("hello"))
+// call calls the function upper, and returns what it answers, or the error.
+func (i *installed) call() string { return i.send("upper", "text/plain", "hello") }
+
+func (i *installed) send(function, kind, body string) string {
+	resp, err := i.http.Post("http://"+i.gateway+"/function/"+function, kind, strings.NewReader(body))
 	if err != nil {
 		return err.Error()
 	}
@@ -154,15 +195,20 @@ func TestChart(t *testing.T) {
 	i := install(t, c)
 	t.Log(i.stagecoach("node", "list"))
 	stack := filepath.Join(i.dir, "stack.yml")
-	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  upper: {image: %q, fprocess: /upper, labels: {com.openfaas.scale.min: \"3\"}}\n", c.Registry+"/upper:1")
-	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(stack, []byte(strings.ReplaceAll(chartStack, "REGISTRY", c.Registry)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Log(i.stagecoach("deploy", "-f", stack, "--wait"))
 	if got := i.call(); got != answered {
 		t.Fatalf("the function answers %q, want %q", got, answered)
 	}
-	c.Took("deploy --wait, and a call")
+	if got := i.send("double", "application/json", `{"inputs":[{"name":"x","datatype":"FP32","shape":[3],"data":[1,2,3]}]}`); !strings.HasPrefix(got, "200") || !strings.Contains(got, "[3,5,7]") {
+		t.Errorf("a function with a model answers %q, want 3, 5 and 7", got)
+	}
+	if got := i.send("echo", "text/plain", "hello"); !strings.HasPrefix(got, `200 {"body":"hello"`) {
+		t.Errorf("a function that speaks HTTP answers %q, want the body", got)
+	}
+	c.Took("deploy --wait, and calls")
 	for _, component := range []string{"keysmanager", "control", "nats"} {
 		selector := "app.kubernetes.io/component=" + component
 		n := map[string]int{"keysmanager": 3, "control": 2, "nats": 3}[component]
@@ -183,6 +229,10 @@ func TestChart(t *testing.T) {
 	}
 	i.answers("after an upgrade")
 	c.Took("helm upgrade")
+	c.Helm("rollback", "y", "1", "-n", "faas", "--wait", "--timeout", "4m")
+	i.answers("after a rollback")
+	c.AwaitPods("faas", "app.kubernetes.io/component=control", 2)
+	c.Took("helm rollback")
 	i.uninstall()
 	c.Took("helm uninstall")
 }

@@ -28,10 +28,7 @@ func newFolder(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lock, err := os.Create(filepath.Join(dir, "lock"))
-	if err == nil {
-		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
-	}
+	lock, err := newLock(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,6 +40,19 @@ func newFolder(t testing.TB) string {
 		_ = lock.Close()
 	})
 	return dir
+}
+
+// newLock makes the lock of a folder. It has another name until it is locked, so that no other test
+// can lock it and take the folder for one that is left.
+func newLock(dir string) (*os.File, error) {
+	lock, err := os.Create(filepath.Join(dir, "lock.new"))
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
+	}
+	if err == nil {
+		err = os.Rename(lock.Name(), filepath.Join(dir, "lock"))
+	}
+	return lock, err
 }
 
 // removeLeft removes a cluster's folder and cgroups if its test has ended, and with it the lock.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,29 +20,6 @@ func (i *installed) ask(function, body string) string {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	return fmt.Sprint(resp.StatusCode, " ", string(b), err)
-}
-
-// platform returns the files of an image of Stagecoach, by their paths in it: the built programs,
-// ONNX Runtime, and the libraries of this machine that they need.
-func platform(t *testing.T) map[string]string {
-	t.Helper()
-	const onnx = "/usr/lib/stagecoach/libonnxruntime.so.1"
-	files := map[string]string{
-		"/bin/stagecoach": proctest.Built(t, "bin", "stagecoach"), "/bin/stagecoach-init": proctest.Built(t, "bin", "stagecoach-init"),
-		"/lib64/ld-linux-x86-64.so.2": "/lib64/ld-linux-x86-64.so.2", onnx: proctest.Built(t, "ort", "libonnxruntime.so.1"),
-	}
-	for _, program := range []string{files["/bin/stagecoach"], files[onnx]} {
-		out, err := exec.Command("ldd", program).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(out)) {
-			if f := strings.Fields(line); len(f) > 2 && f[1] == "=>" {
-				files[f[2]] = f[2]
-			}
-		}
-	}
-	return files
 }
 
 // TestPods runs functions in pods of their own.

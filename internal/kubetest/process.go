@@ -60,8 +60,12 @@ func (p *process) kill(t testing.TB) {
 		return
 	}
 	// unshare waits for the shell, which the kernel reaps after all others of its namespace.
-	for _, shell := range proctest.Children(t, p.cmd.Process.Pid) {
+	shells := proctest.Children(t, p.cmd.Process.Pid)
+	for _, shell := range shells {
 		_ = syscall.Kill(shell, syscall.SIGKILL) // it may have ended
+	}
+	if len(shells) == 0 { // unshare has not forked yet, or the shell has ended
+		_ = p.cmd.Process.Kill()
 	}
 	_ = p.cmd.Wait() // killed
 }

@@ -3,12 +3,16 @@ package cgroup
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // fake is a cgroup v2 tree of plain files. The tests do what a kernel does by itself, such as
@@ -49,6 +53,32 @@ func read(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// TestFolderOfAnotherUser refuses a folder in which this process cannot make groups, because a
+// daemon that ran as another user has left it. Else each replica would fail.
+func TestFolderOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to act as another user")
+	}
+	folder := filepath.Join(t.TempDir(), "node")
+	if err := mkdirOwn(folder); err != nil {
+		t.Fatal(err)
+	}
+	for parent := filepath.Dir(folder); parent != os.TempDir() && parent != "/"; parent = filepath.Dir(parent) {
+		if err := os.Chmod(parent, 0o755); err != nil { //nolint:gosec // the other user looks into it
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its user
+		_, _ = unix.SetfsuidRetUid(65534)
+		done <- mkdirOwn(folder)
+	}()
+	if err := <-done; !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "another user") {
+		t.Errorf("a folder of root, for another user: %v, want an error that says so", err)
+	}
 }
 
 func TestGroupsInAUnifiedHierarchy(t *testing.T) {

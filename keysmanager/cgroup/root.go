@@ -111,6 +111,19 @@ func mkdirAll(folder string) error {
 	return err
 }
 
+// mkdirOwn is mkdirAll for a folder that this process makes folders in. A daemon of another user
+// may have left the folder.
+func mkdirOwn(folder string) error {
+	if err := mkdirAll(folder); err != nil {
+		return err
+	}
+	err := unix.Faccessat(unix.AT_FDCWD, folder, unix.W_OK, unix.AT_EACCESS)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a sweep of another node may have removed it
+		return fmt.Errorf("%s is of another user: %w", folder, err)
+	}
+	return nil
+}
+
 // Lacks returns which of the controllers cpu, memory and pids cannot be used here, so that their
 // limits have no effect.
 func (r *Root) Lacks() []string { return r.lacks }
@@ -119,7 +132,7 @@ func (r *Root) Lacks() []string { return r.lacks }
 func (r *Root) enterV1() error {
 	var errs []error
 	for _, c := range r.controllers() {
-		err := mkdirAll(r.folder(c))
+		err := mkdirOwn(r.folder(c))
 		if here, there := filepath.Join(filepath.Dir(r.places[c].mount), c), r.places[c].mount; err == nil && !same(here, there) {
 			err = fmt.Errorf("%s is mounted on %s, want a folder or link of the controller's name beside it", c, there)
 		}

@@ -12,6 +12,9 @@ import (
 // followAgain is the time between two attempts to read a node's lines.
 const followAgain = 250 * time.Millisecond
 
+// errClosedAtOnce means that a daemon accepts connections and closes them.
+var errClosedAtOnce = errors.New("the daemon has closed the connection at once")
+
 // unreachedError is why a daemon on another machine cannot be reached. It has not refused.
 type unreachedError struct{ error }
 
@@ -35,9 +38,13 @@ func (d *Directory) follow(m *member) {
 		defer cancel()
 		said, since := "", time.Now() // since when the lines have not been read
 		for ctx.Err() == nil {
+			began := time.Now()
 			read, err := d.lines(ctx, m, time.Until(since.Add(d.cfg.Reach)))
 			if read {
 				since = time.Now()
+			}
+			if read && err == nil && since.Sub(began) < followAgain {
+				err = errClosedAtOnce
 			}
 			if err != nil && ctx.Err() == nil && err.Error() != said {
 				said = err.Error()
@@ -54,8 +61,8 @@ func (d *Directory) follow(m *member) {
 	})
 }
 
-// outOfReach takes a node out of the cluster that is heard and cannot be reached. ctx ends when the
-// node leaves. A node that has not joined yet is only shown as away.
+// outOfReach removes a node that is heard but cannot be reached. ctx ends when the node leaves. A
+// node that has not joined yet is only shown as away.
 func outOfReach(ctx context.Context, d *Directory, m *member, since time.Time, err error) {
 	if ctx.Err() != nil {
 		return

@@ -182,8 +182,8 @@ func (s *Server) Changed() {
 	}
 }
 
-// Leave announces that the node takes no more replicas, and that its replicas must be drained: with
-// patience once other replicas have started in their place, otherwise at once.
+// Leave announces that the node takes no more replicas, and that its replicas must be drained. If
+// patient is set, each one runs until its replacement is ready. Otherwise, it is drained at once.
 func (s *Server) Leave(patient bool) {
 	s.mu.Lock()
 	s.leaving, s.patient = true, patient

@@ -3,8 +3,10 @@ package node_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,7 +22,7 @@ func TestNodeOutOfReach(t *testing.T) {
 	var cut atomic.Bool
 	cuts := func(cfg *node.DirectoryConfig) {
 		dial := cfg.Dial
-		cfg.Reach = 20 * time.Millisecond
+		cfg.Reach = time.Second // it bounds the first handshake, too, which takes long on a busy machine
 		cfg.Dial = func(ctx context.Context, to, at string, first any) (net.Conn, error) {
 			if cut.Load() {
 				return nil, errors.New("the cable is cut")
@@ -92,6 +94,50 @@ func TestRefusalIsNoLoss(t *testing.T) {
 			t.Errorf("%s: a node that answers must stay", told)
 		}
 	}
+}
+
+// TestClosedAtOnce has a daemon accept connections and close them. Nothing but the log would tell.
+func TestClosedAtOnce(t *testing.T) {
+	b := startBroker(t)
+	var closes atomic.Bool
+	var log lockedBuffer
+	f, c := b.joinFarTo("n1", func(cfg *node.DirectoryConfig) {
+		dial := cfg.Dial
+		cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+		cfg.Dial = func(ctx context.Context, to, at string, first any) (net.Conn, error) {
+			if closes.Load() {
+				near, far := net.Pipe()
+				return near, far.Close()
+			}
+			return dial(ctx, to, at, first)
+		}
+	})
+	c.node("n1")
+	closes.Store(true)
+	f.up.Drop(f.name)
+	for deadline := time.Now().Add(limit); !strings.Contains(log.String(), "closed the connection at once"); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the log does not tell that the daemon closes connections:\n%s", log.String())
+		}
+	}
+}
+
+// lockedBuffer is a log for several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Builder.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Builder.String()
 }
 
 // refusal is an answer of a daemon.

@@ -161,7 +161,7 @@ func (l *Logs) write(replica string, lines <-chan string) {
 	}
 }
 
-// forget forgets a replica. If there are lines of it, it does so only with force, and returns false
+// forget removes a replica. If the replica still has lines, forget needs force, and returns false
 // otherwise.
 func (l *Logs) forget(replica string, force bool) bool {
 	l.mu.Lock()

@@ -39,7 +39,8 @@ type Config struct {
 	// Labels are those of all Commands, in addition to a Command's own. With Labels, the Runtime is a
 	// watchdog's.
 	Labels map[string]string
-	// Run names the pods of this Runtime, for those who delete what it leaves; empty: no other has its
+	// Run labels the pods of this Runtime, so that another Runtime can delete those that it leaves
+	// behind. If Run is empty, Open chooses a unique
 	// name. A watchdog gets it from the Runtime that starts it (EnvRun).
 	Run string
 
@@ -78,7 +79,7 @@ type Runtime struct {
 // Open returns a Runtime. The caller closes it.
 func Open(cfg Config) (*Runtime, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("runtime pod: want to be root, to enter pods")
+		return nil, errors.New("runtime pod: must run as root, to enter pods")
 	}
 	if _, err := os.Stat(cfg.Folder); err != nil {
 		return nil, fmt.Errorf("runtime pod: %w; want the kubelet's folder of pods, as a volume hostPath", err)
@@ -105,7 +106,7 @@ func (r *Runtime) Start(ctx context.Context, c sandbox.Command) (sandbox.Process
 	return p, nil
 }
 
-// inTurn starts a command's pod once few enough starts are under way.
+// inTurn starts a command's pod once fewer than maxStarts starts are under way.
 func (r *Runtime) inTurn(ctx context.Context, c sandbox.Command, start func(ctx context.Context) error) error {
 	r.mu.Lock()
 	if r.closed {

@@ -12,13 +12,21 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
 // DefaultGateway is the address of a gateway that nobody has named.
 const DefaultGateway = "http://127.0.0.1:8080"
 
+// AuthDirEnv names a folder with the files basic-auth-user and basic-auth-password, as `up
+// --basic-auth-dir` has them. A pod mounts a Secret there, so that no command line has the
+// password.
+const AuthDirEnv = "STAGECOACH_BASIC_AUTH_DIR"
+
 // Dial returns a client for a gateway, by default the one that the environment names. It uses the
-// credentials in the URL, or else those of `faas-cli login`.
+// credentials in the URL, or else those in the folder of AuthDirEnv, or else those of
+// `faas-cli login`.
 func Dial(gateway string) (*Client, error) {
 	gateway = cmp.Or(gateway, os.Getenv("OPENFAAS_URL"), DefaultGateway)
 	if !strings.Contains(gateway, "://") { // as faas-cli takes it
@@ -32,7 +40,16 @@ func Dial(gateway string) (*Client, error) {
 	if c.User != "" {
 		return c, nil
 	}
-	return c, c.login()
+	dir := os.Getenv(AuthDirEnv)
+	if dir == "" {
+		return c, c.login()
+	}
+	credentials, err := provider.ReadCredentials(dir)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", AuthDirEnv, err)
+	}
+	c.User, c.Pass = credentials.User, credentials.Password
+	return c, nil
 }
 
 // login takes the credentials that `faas-cli login` has left for this gateway; there may be none.

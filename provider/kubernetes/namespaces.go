@@ -67,7 +67,7 @@ func (n *Namespaces) Follow(c *kube.Client) {
 					n.bad = err
 				}
 				n.mu.Unlock()
-				n.log.Error("changes of namespaces in Kubernetes are not seen now; retrying", "error", err)
+				n.log.Error("cannot watch namespaces in Kubernetes; retrying", "error", err)
 			},
 		})
 	})

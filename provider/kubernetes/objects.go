@@ -37,7 +37,7 @@ type ObjectsConfig struct {
 	Functions func() []pipeline.Key
 	// Acts reports whether this process may change objects now. If not, it looks again later.
 	Acts func() bool
-	// Busy reports whether a removed function has replicas yet.
+	// Busy reports whether a removed function still has replicas.
 	Busy func(pipeline.Key) bool
 	Log  *slog.Logger
 }
@@ -82,7 +82,7 @@ func (o *Objects) Run(ctx context.Context) {
 					return nil
 				},
 				Failed: func(err error) {
-					o.cfg.Log.Error("changes of functions' ConfigMaps are not seen now; retrying", "namespace", namespace, "error", err)
+					o.cfg.Log.Error("cannot watch functions' ConfigMaps; retrying", "namespace", namespace, "error", err)
 				},
 			})
 		})
@@ -204,7 +204,7 @@ func (o *Objects) next() (key pipeline.Key, wait time.Duration, changed <-chan s
 func (o *Objects) report(key pipeline.Key, err error) {
 	if now := time.Now(); now.Sub(o.logged[key]) >= quietFor { // only work uses it
 		o.logged[key] = now
-		o.cfg.Log.Error("a function's ConfigMap is not as it has to be; retrying", "function", key, "error", err)
+		o.cfg.Log.Error("cannot keep a function's ConfigMap; retrying", "function", key, "error", err)
 	}
 }
 

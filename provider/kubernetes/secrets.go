@@ -116,7 +116,7 @@ func (s *Secrets) failed(namespace string, err error) {
 		s.bad[namespace] = err
 	}
 	s.mu.Unlock()
-	s.cfg.Log.Error("changes of secrets in Kubernetes are not seen now; retrying", "namespace", namespace, "error", err)
+	s.cfg.Log.Error("cannot watch secrets in Kubernetes; retrying", "namespace", namespace, "error", err)
 }
 
 // take makes the copies of a namespace the same as its Secrets.
@@ -270,7 +270,7 @@ func (s *Secrets) mayChange(at kube.Secret, o kube.SecretObject) error {
 		at, kube.LabelManaged, kube.Managed, openFaaS)}
 }
 
-// Refusal is an error that is to blame on the request, or on the state of the cluster.
+// Refusal is an error that the request or the state of the cluster has caused.
 type Refusal struct {
 	Status int // of HTTP
 	Text   string

@@ -161,6 +161,10 @@ func objects(t *testing.T, manifests []string) []object {
 		if o.Metadata.Labels["app.kubernetes.io/instance"] != "y" {
 			t.Errorf("%s %s lacks the label of its release: %v", o.Kind, o.Metadata.Name, o.Metadata.Labels)
 		}
+		// y is true in YAML, unless it is quoted.
+		if !strings.HasPrefix(o.Metadata.Name, "y") && !slices.Contains([]string{"gateway", "basic-auth", "stagecoach:faas:y"}, o.Metadata.Name) {
+			t.Errorf("%s %s: want a name that begins with that of the release", o.Kind, o.Metadata.Name)
+		}
 		if key := o.Kind + " " + o.Metadata.Namespace + "/" + o.Metadata.Name; seen[key] {
 			t.Errorf("%s is there twice", key)
 		} else {
@@ -325,6 +329,12 @@ func TestBadValues(t *testing.T) {
 		"{serviceType: Nodeport}":                                      "/serviceType",
 		"{dataPolicy: forget}":                                         "/dataPolicy",
 		"{gateway: {resources: {request: {cpu: 1}}}}":                  "request",
+		"{keysManager: {drain: 10m}}":                                  "keysManager.drain: 10m: set keysManager.terminationGracePeriodSeconds to at least 621, it is 120",
+		"{gateway: {config: {control: {drainTimeout: 1m0.5s}}}}":       "control.drainTimeout: 1m0.5s: set gateway.terminationGracePeriodSeconds to at least 142, it is 90",
+		"{gateway: {config: {requests: {timeout: 5m}}}}":               "gateway.upstreamTimeout",
+		"{gateway: {config: {registry: {insecure: [a]}}}}":             "the value registry.insecure",
+		"{keysManager: {terminationGracePeriodSeconds: 2m}}":           "/keysManager/terminationGracePeriodSeconds",
+		"{networkPolicy: {enabled: true, gatewayFrom: [{podSelector: {}}]}, serviceMonitor: {enabled: true}}": "networkPolicy.metricsFrom",
 	} {
 		var v map[string]any
 		if err := yaml.Unmarshal([]byte(text), &v); err != nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"archive/tar"
 	"errors"
-	"fmt"
 	"io"
 	"log"
 	"net"
@@ -24,6 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // pushed pushes the layouts of a folder to a registry in this process, and returns what the
@@ -158,6 +159,8 @@ func inside(t *testing.T, root string, args ...string) *exec.Cmd {
 	t.Helper()
 	script := `set -e; mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"
 for d in tmp var/lib/stagecoach; do mount -t tmpfs -o mode=1777 tmpfs "$1/$d"; done
+mount -t tmpfs -o mode=755 tmpfs "$1/dev"; for d in null zero random urandom; do : > "$1/dev/$d"; mount --bind "/dev/$d" "$1/dev/$d"; done
+if [ -d "$FUNCTIONS" ]; then mkdir -p "$1/var/lib/stagecoach/images/stagecoach"; cp -r "$FUNCTIONS" "$1/var/lib/stagecoach/images/stagecoach/"; chown -R 65532:65532 "$1/var/lib/stagecoach/images"; fi
 mount -t proc proc "$1/proc"; root=$1; shift; exec chroot --userspec=65532:65532 "$root" "$@"`
 	return exec.CommandContext(t.Context(), "unshare", append([]string{"--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh", root}, args...)...)
 }
@@ -205,13 +208,15 @@ func checkLinks(t *testing.T, root, path string) {
 	}
 }
 
-// checkUp starts the control plane and waits until its gateway answers.
+// checkUp starts Stagecoach as the image's user. It deploys an HTTP function from a folder, which
+// runs among the image's files, and calls it.
 func checkUp(t *testing.T, root string) {
 	t.Helper()
-	addr, nats := freeAddress(t), freeAddress(t)
+	addr := freeAddress(t)
 	var output strings.Builder
-	cmd := inside(t, root, "/usr/bin/stagecoach", "up", "--listen", addr, "--no-node", "--nats-listen", nats, "--state", "/var/lib/stagecoach/state", "--images", "/var/lib/stagecoach/images")
+	cmd := inside(t, root, "/usr/bin/stagecoach", "up", "--listen", addr, "--state", "/var/lib/stagecoach/state", "--images", "/var/lib/stagecoach/images")
 	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.Env = append(os.Environ(), "FUNCTIONS="+proctest.Built(t, "images", "stagecoach", "echo-http"))
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -219,23 +224,39 @@ func checkUp(t *testing.T, root string) {
 	go func() { ended <- cmd.Wait() }()
 	defer func() { _ = cmd.Process.Kill() }() // which ends all processes of its namespace
 	limit := time.After(time.Minute)
-	for {
-		resp, err := http.Get(fmt.Sprintf("http://%s/healthz", addr)) //nolint:noctx // the loop has a limit
-		if err == nil {
-			if err := resp.Body.Close(); err != nil {
-				t.Error(err)
+	await := func(want int, send func() (*http.Response, error)) (body string) {
+		t.Helper()
+		for {
+			said := ""
+			resp, err := send()
+			if err == nil {
+				b, _ := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				if resp.StatusCode == want {
+					return string(b)
+				}
+				said = resp.Status + ": " + string(b)
 			}
-			if resp.StatusCode == http.StatusOK {
-				return
+			select {
+			case err := <-ended:
+				t.Fatalf("up has ended: %v\n%s", err, output.String())
+			case <-limit:
+				t.Fatalf("no answer with %d in time, but %v %s", want, err, said)
+			case <-time.After(50 * time.Millisecond):
 			}
 		}
-		select {
-		case err := <-ended:
-			t.Fatalf("up has ended: %v\n%s", err, output.String())
-		case <-limit:
-			t.Fatalf("up does not answer in time: %v", err)
-		case <-time.After(50 * time.Millisecond):
-		}
+	}
+	//nolint:noctx // the loop has a limit
+	await(http.StatusOK, func() (*http.Response, error) { return http.Get("http://" + addr + "/healthz") })
+	const function = `{"service":"echo","image":"stagecoach/echo-http:0.1.0","envProcess":"./echo-http","envVars":{"mode":"http"}}`
+	await(http.StatusAccepted, func() (*http.Response, error) { //nolint:noctx // as above
+		return http.Post("http://"+addr+"/system/functions", "application/json", strings.NewReader(function))
+	})
+	got := await(http.StatusOK, func() (*http.Response, error) { //nolint:noctx // as above
+		return http.Post("http://"+addr+"/function/echo", "text/plain", strings.NewReader("hello"))
+	})
+	if !strings.HasPrefix(got, `{"body":"hello"`) {
+		t.Errorf("the function answers %.100q, want the body", got)
 	}
 }
 

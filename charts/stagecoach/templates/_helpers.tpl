@@ -30,6 +30,25 @@ stagecoach:{{ .Release.Namespace }}:{{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
+{{- /* Whole seconds of a duration such as 1m30s, and a second for the rest. */}}
+{{- define "stagecoach.seconds" -}}
+{{- $sum := 1.0 -}}
+{{- range regexFindAll "[0-9.]+(ms|s|m|h)" (toString .) -1 -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- $sum = addf $sum (mulf (trimSuffix $unit . | float64) (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit)) -}}
+{{- end -}}
+{{ int (floor $sum) }}
+{{- end }}
+
+{{- /* Fails if a pod would be killed before it has ended by itself. Use it as
+       (list "value with the time" time "value with the grace period" grace needed). */}}
+{{- define "stagecoach.grace" -}}
+{{- if gt (int (index . 4)) (int (index . 3)) -}}
+{{- fail (printf "%s: %v: set %s to at least %d, it is %d; pods are killed after that time" (index . 0) (index . 1) (index . 2) (int (index . 4)) (int (index . 3))) -}}
+{{- end -}}
+{{ index . 3 }}
+{{- end }}
+
 {{- define "stagecoach.clusterKey" -}}
 {{ .Values.cluster.existingSecret | default (printf "%s-cluster-key" .Release.Name) }}
 {{- end }}
@@ -57,6 +76,16 @@ stagecoach:{{ .Release.Namespace }}:{{ .Release.Name }}
 {{- end -}}
 {{- end }}
 
+{{- /* Ports of the NATS servers outside. */}}
+{{- define "stagecoach.natsPorts" -}}
+{{- $ports := list -}}
+{{- range .Values.nats.external.urls -}}
+{{- $port := regexFind ":[0-9]+/?$" . | trimPrefix ":" | trimSuffix "/" | default "4222" -}}
+{{- $ports = append $ports (printf "{port: %s}" $port) -}}
+{{- end -}}
+[{{ uniq $ports | join ", " }}]
+{{- end }}
+
 {{- /* Security of all pods but those of the DaemonSet: Pod Security "restricted". */}}
 {{- define "stagecoach.podSecurity" -}}
 runAsNonRoot: true
@@ -79,18 +108,26 @@ helm.sh/resource-policy: keep
 {{- end }}
 {{- end }}
 
+{{- /* On which machines pods run, but those of the DaemonSet. */}}
+{{- define "stagecoach.machines" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- /* Where pods of a component run. Use it as (list . "component"). */}}
 {{- define "stagecoach.placement" -}}
 {{- $top := index . 0 -}}
-{{- with $top.Values.imagePullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with $top.Values.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with $top.Values.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "stagecoach.machines" $top }}
 {{- if $top.Values.affinity }}
 affinity: {{- toYaml $top.Values.affinity | nindent 2 }}
 {{- else if ne $top.Values.antiAffinity "none" }}

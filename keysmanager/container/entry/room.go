@@ -15,7 +15,7 @@ import (
 // errRoom is the result of a message that asks for a room.
 var errRoom = errors.New("the first program keeps a room")
 
-// Room has the first program start programs later, each on a connection of [Conn.Open], in place of
+// Room makes the first program start programs later, each on a connection of [Conn.Open], not
 // the one program of Begin. The container ends when c is closed.
 func (c *Conn) Room(until time.Time) error {
 	b, err := json.Marshal(header{Room: true})

@@ -1,4 +1,4 @@
-// Package guest has a program started by the first program of a container (package entry), from a
+// Package guest starts a program through the first program of a container (package entry), from a
 // sandbox.Command.
 package guest
 
@@ -21,7 +21,7 @@ type Guest struct {
 	pidfd *os.File
 }
 
-// Begin has the program of a command started, at the other end of conn, which belongs to the
+// Begin starts the program of a command through the first program at the other end of conn, the
 // process init of this machine. o says what the program gets. If ctx ends first, Begin fails, and
 // conn is closed.
 func Begin(ctx context.Context, conn *entry.Conn, c sandbox.Command, o sandbox.Outline, init int, until time.Time) (*Guest, error) {

@@ -462,7 +462,7 @@ func TestStandingToken(t *testing.T) {
 	r := newRig(t)
 	standing := func(text string, wantMade bool) identity.Token {
 		t.Helper()
-		token, made, err := r.StandingToken(text)
+		token, made, err := r.StandingToken(text, authority.Rotation{})
 		if err != nil || made != wantMade {
 			t.Fatalf("a new token: %v, %v, want %v", made, err, wantMade)
 		}
@@ -484,4 +484,55 @@ func TestStandingToken(t *testing.T) {
 	if standing("lost", true); r.Tokens()[0].ID == second.ID() || len(r.Tokens()) != 1 {
 		t.Errorf("tokens %v, want a new one alone", r.Tokens())
 	}
+}
+
+// TestRotation replaces a token by its age. The earlier one is valid for a while, and the new
+// one expires if nobody replaces it.
+func TestRotation(t *testing.T) {
+	r := newRig(t)
+	every := authority.Rotation{Every: 24 * time.Hour, Overlap: 10 * time.Minute}
+	rotated := func(text string, wantMade bool) identity.Token {
+		t.Helper()
+		token, made, err := r.StandingToken(text, every)
+		if err != nil || made != wantMade {
+			t.Fatalf("a new token: %v, %v, want %v", made, err, wantMade)
+		}
+		return token
+	}
+	joins := func(name string, with identity.Token) error {
+		t.Helper()
+		return newDaemon(t, name, t.TempDir(), r.clock).Join(bounded(t), r.joins, with)
+	}
+	eternal, _, err := r.StandingToken("", authority.Rotation{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rotated(eternal.String(), false) // an earlier version has made it a moment ago
+	r.clock.forward(every.Every)
+	first := rotated(eternal.String(), true)
+	for _, token := range []identity.Token{eternal, first} {
+		if err := joins("in-time-"+strings.ToLower(token.ID()), token); err != nil {
+			t.Errorf("join within the overlap: %v", err)
+		}
+	}
+	r.clock.forward(every.Overlap + time.Second)
+	refused(t, r, "expired", joins("late", eternal), "the token has expired")
+	if r.open(); rotated(first.String(), false) != first {
+		t.Error("another token, want the same again")
+	}
+	r.clock.forward(every.Every - every.Overlap)
+	second := rotated(first.String(), true)
+	if token := rotated(first.String(), true); token == second {
+		t.Error("the text that is kept is old, and no new token was made")
+	}
+	rotated(second.String(), true) // it was replaced, so it expires soon, although it is young
+	if err := r.RevokeToken(second.ID()); err != nil {
+		t.Fatal(err)
+	}
+	last := rotated(second.String(), true)
+	if all := r.Tokens(); len(all) != 1 || all[0].ID != last.ID() || !all[0].Expires.Equal(all[0].Created.Add(every.Every+every.Overlap)) {
+		t.Errorf("tokens %+v after one was revoked, want the new one alone, which expires", all)
+	}
+	r.clock.forward(every.Every + every.Overlap + time.Second)
+	refused(t, r, "never replaced", joins("never", last), "the token has expired")
 }

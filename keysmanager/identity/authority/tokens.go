@@ -35,7 +35,7 @@ func (a *Authority) NewToken(r TokenRequest) (t identity.Token, expires time.Tim
 	case strings.ContainsAny(r.Name, " \t\n/"):
 		return t, expires, fmt.Errorf("authority: token for node %q, want a name without spaces and slashes", r.Name)
 	}
-	return a.newToken(r, false)
+	return a.newToken(r, nil)
 }
 
 // TokenInfo is what an authority knows of a join token.
@@ -82,7 +82,9 @@ func (a *Authority) RevokeToken(id string) error {
 	return err
 }
 
-func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expires time.Time, err error) {
+// newToken makes a token. If replace is set, the token is the standing one, and replace changes the
+// earlier standing tokens among all tokens.
+func (a *Authority) newToken(r TokenRequest, replace func(all map[string]token)) (t identity.Token, expires time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.cfg.Now().UTC().Round(0)
@@ -96,13 +98,13 @@ func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expi
 		return t, expires, fmt.Errorf("authority: token: %w", err)
 	}
 	return t, expires, a.change(func(s *state) error {
-		if local { // it replaces the earlier one
-			maps.DeleteFunc(s.Tokens, func(_ string, t token) bool { return t.Local })
+		if replace != nil {
+			replace(s.Tokens)
 		}
 		if len(s.Tokens) >= maxTokens {
 			return fmt.Errorf("authority: there are %d tokens, want fewer than %d: wait until some have expired", len(s.Tokens), maxTokens)
 		}
-		s.Tokens[t.ID()] = token{Secret: identity.SecretHash(t.Secret), Created: now, Expires: expires, Name: r.Name, Local: local, Uses: r.Uses}
+		s.Tokens[t.ID()] = token{Secret: identity.SecretHash(t.Secret), Created: now, Expires: expires, Name: r.Name, Local: replace != nil, Uses: r.Uses}
 		return nil
 	})
 }
@@ -114,7 +116,7 @@ func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return identity.Token{}, fmt.Errorf("authority: %w", err)
 	}
-	t, made, err := a.StandingToken(string(b))
+	t, made, err := a.StandingToken(string(b), Rotation{})
 	if err != nil {
 		return t, err
 	}
@@ -127,22 +129,65 @@ func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	return t, nil
 }
 
-// StandingToken returns the authority's standing token, which does not expire. text is what the
-// caller has kept of the latest call. If that is not the standing token, StandingToken makes a new
-// one, and the earlier one is void. Then made is true, and the caller keeps the new text.
-func (a *Authority) StandingToken(text string) (t identity.Token, made bool, err error) {
+// Rotation says how often a standing token is replaced. The zero Rotation is never.
+type Rotation struct {
+	Every   time.Duration // age at which the token is replaced
+	Overlap time.Duration // how long the earlier token stays valid, for readers of an old copy
+}
+
+// StandingToken returns the authority's standing token. text is what the caller has kept of the
+// latest call. If that is not the standing token, StandingToken makes a new one, and the earlier
+// one is void. It also makes a new one if the token is old; then the earlier one stays valid for a
+// while. If made is true, the caller keeps the new text.
+//
+// Without a Rotation, the token does not expire. Otherwise, a token that is not replaced, because
+// nobody calls StandingToken, expires at the end of its overlap.
+func (a *Authority) StandingToken(text string, r Rotation) (t identity.Token, made bool, err error) {
 	t, err = identity.ParseToken(strings.TrimSpace(text))
+	now := a.cfg.Now()
 	a.mu.Lock()
 	known := err == nil && t.CA == identity.KeyHash(a.signer.ca) && a.state.standing(t)
+	fresh := known && a.state.Tokens[t.ID()].fresh(r, now)
 	a.mu.Unlock()
-	if known {
+	if fresh {
 		return t, false, nil
 	}
-	t, _, err = a.newToken(TokenRequest{}, true)
+	replace := void
+	if known {
+		replace = func(all map[string]token) { endLocal(all, now.UTC().Round(0).Add(r.Overlap)) }
+	}
+	ttl := time.Duration(0)
+	if r.Every > 0 {
+		ttl = r.Every + r.Overlap
+	}
+	t, _, err = a.newToken(TokenRequest{TTL: ttl}, replace)
 	return t, err == nil, err
 }
 
-// standing reports whether a token is the standing token.
+// fresh reports whether a standing token need not be replaced yet. If it expires before
+// its replacement is due, another token has replaced it, so it is not fresh.
+func (t token) fresh(r Rotation, now time.Time) bool {
+	due := t.Created.Add(r.Every)
+	return r.Every == 0 || now.Before(due) && (t.Expires.IsZero() || t.Expires.After(due))
+}
+
+// void removes all standing tokens.
+func void(all map[string]token) {
+	maps.DeleteFunc(all, func(_ string, t token) bool { return t.Local })
+}
+
+// endLocal lets all standing tokens expire at a time, if they do not expire before.
+func endLocal(all map[string]token, at time.Time) {
+	for id, t := range all {
+		if t.Local && (t.Expires.IsZero() || t.Expires.After(at)) {
+			t.Expires = at
+			all[id] = t
+		}
+	}
+}
+
+// standing reports whether a token is the standing token, or an earlier one that was replaced by
+// its age.
 func (s state) standing(t identity.Token) bool {
 	have, ok := s.Tokens[t.ID()]
 	return ok && have.Local && have.Secret == identity.SecretHash(t.Secret)
