@@ -217,7 +217,7 @@ func (u *up) openControl(context.Context) error {
 		cfg.Recorder, cfg.Traffic = record, u.traffic
 	}
 	var err error
-	u.loop, err = control.New(heldObserver{learnedObserver{u.local, u.demand}, u.leading.epoch}, u.local, cfg, u.log, u.metrics)
+	u.loop, err = control.New(heldObserver{learnedObserver{u.local, u.demand, &u.registry.Accuracy}, u.leading.epoch}, u.local, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}
