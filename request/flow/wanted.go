@@ -11,7 +11,7 @@ import (
 )
 
 // wanted returns the pins that a request's header asks for, parallel to the stages. The pin of a
-// stage without a wish is empty. Without the header, wanted returns nil.
+// stage that the header does not name is empty. Without the header, wanted returns nil.
 func wanted(req *task.Request, g *pipeline.Pipeline) ([]task.Pin, *task.Error) {
 	var names []string
 	for i := range req.Header {
