@@ -200,7 +200,7 @@ func (e *exactMix) signature() string {
 		fmt.Fprintf(&b, "%s %d %g %d-%d ", l.f.Name, l.f.Revision, l.f.Accurate(), l.least, l.most)
 	}
 	for _, p := range e.pipelines {
-		fmt.Fprintf(&b, "%s %v %v %v ", p.Name, p.SLO, p.MinAccuracy, p.Edges)
+		fmt.Fprintf(&b, "%s %v %v %v %v ", p.Name, p.SLO, p.MinAccuracy, p.Edges, p.Accuracies)
 	}
 	return b.String()
 }

@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/accuracy"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -159,6 +160,7 @@ func (e *exactMix) addPipelines() string {
 		if roots != 1 {
 			return fmt.Sprintf("pipeline %s has %d entries", name, roots)
 		}
+		out.Chains = e.chains(p, at)
 		e.problem.Pipelines, e.pipelines = append(e.problem.Pipelines, out), append(e.pipelines, p)
 	}
 	for i := range covered {
@@ -167,6 +169,25 @@ func (e *exactMix) addPipelines() string {
 		}
 	}
 	return ""
+}
+
+// chains returns the measured accuracies of a pipeline's chains, whose stages are at these indices
+// of the problem. A pipeline with several last stages has none.
+func (e *exactMix) chains(p *plan.Pipeline, at []int) (out []accuracy.Measured) {
+	for _, c := range p.Accuracies {
+		m := accuracy.Measured{Stages: at, Accuracy: c.Accuracy}
+		for k, name := range c.Functions {
+			lane := slices.IndexFunc(e.stages[at[k]].lanes, func(lane int) bool { return e.lanes[lane].f.Name == name })
+			if lane < 0 { // it is not deployed any more
+				break
+			}
+			m.Variants = append(m.Variants, lane)
+		}
+		if len(m.Variants) == len(at) {
+			out = append(out, m)
+		}
+	}
+	return out
 }
 
 // addDemand sets the expected demand of each pipeline: the rate at its entry. If other pipelines go

@@ -186,6 +186,28 @@ func TestAccuracyFallsAsDemandRises(t *testing.T) {
 	}
 }
 
+// TestMeasuredChainsCount has a variant that is less accurate alone, and more accurate behind the
+// stage before it. The plan counts what was measured of the chains, from the moment at which it is
+// known. Routing still prefers the more accurate variant of a stage.
+func TestMeasuredChainsCount(t *testing.T) {
+	t.Parallel()
+	w := newTraffic(t)
+	w.run(60, 30, 0, nil)
+	if p := w.parts(); p["read"] != 1 {
+		t.Fatalf("before: %v, want the variant with the highest accuracy of its own", p)
+	}
+	w.s.Pipelines[0].Accuracies = []plan.ChainAccuracy{
+		{Functions: []string{"detect", "read"}, Accuracy: 0.9, Measured: true},
+		{Functions: []string{"detect", "read-fast"}, Accuracy: 0.8},
+		{Functions: []string{"detect", "read-mid"}, Accuracy: 0.99, Measured: true},
+		{Functions: []string{"detect", "gone"}, Accuracy: 1, Measured: true},
+	}
+	w.run(160, 30, 0, nil)
+	if c, p := w.counts(), w.parts(); c["read"] > 1 || c["read-mid"] < 2 || p["read-mid"] < 0.6 {
+		t.Errorf("with measured chains: %v, %v, want replicas of read-mid, and one of the stage's own function", c, p)
+	}
+}
+
 // TestMinAccuracyOfAPipeline lets requests be dropped where answers would be too bad.
 func TestMinAccuracyOfAPipeline(t *testing.T) {
 	t.Parallel()

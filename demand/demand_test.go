@@ -489,3 +489,29 @@ func BenchmarkFunctions(b *testing.B) {
 	b.ReportMetric(float64(l.Bytes())/float64(l.Apps()), "B/app")
 	b.ReportMetric(float64(len(record))/float64(l.Apps()), "encodedB/app")
 }
+
+// TestFactorsOfVariants checks the items that a next stage gets per function that serves a stage,
+// over all batch sizes, with the age of what is known.
+func TestFactorsOfVariants(t *testing.T) {
+	l := New(DefaultLimits())
+	add := func(at time.Time, function string, batch, returned int) {
+		l.Add(at, &Ended{App: "a.ns", Complete: true, Edges: []Edge{{"find", "read"}}, Calls: []Call{
+			{Stage: "find", Function: function, Batch: batch, Work: time.Second, Given: 2, Returned: returned},
+			{Stage: "read", Function: "read.ns", Work: time.Second, Given: returned, Returned: returned},
+		}})
+	}
+	add(start, "good.ns", 1, 6)
+	add(start, "good.ns", 8, 10)
+	add(start.Add(time.Minute), "small.ns", 1, 2)
+	a, _ := l.App("a.ns", start.Add(time.Minute))
+	got := a.Stages[0].Next[0].Variants
+	if len(got) != 2 || got[0].Function != "good.ns" || got[0].Factor != 4 || got[1].Function != "small.ns" || got[1].Factor != 1 ||
+		math.Abs(got[1].Calls-1) > 1e-9 || !got[0].Last.Equal(start) || !got[1].Last.Equal(start.Add(time.Minute)) {
+		t.Errorf("factors %+v, want 4 of good.ns and 1 of small.ns, which is newer", got)
+	}
+	for _, f := range l.Functions(start.Add(time.Minute)) {
+		if f.Name == "good.ns" && (f.Items != 4 || !f.Last.Equal(start)) {
+			t.Errorf("%+v, want 4 items per item, last at the start", f)
+		}
+	}
+}

@@ -35,6 +35,7 @@ type Lane struct {
 	Batch           float64      // mean batch size
 	Given, Returned float64      // items per call, as means
 	Work            Distribution // of seconds per item
+	Last            time.Time    // end of the latest of these calls
 }
 
 // Next is an edge to a next stage.
@@ -42,6 +43,34 @@ type Next struct {
 	To          string
 	Probability float64 // that To runs in a complete request in which the stage runs
 	Factor      float64 // items that To receives per item that the stage receives
+	// Variants has the factor of each function that serves the stage, sorted by function.
+	Variants []Factor
+}
+
+// Factor is how many items a next stage receives per item that one function received. A next stage
+// gets the whole output, so these are the items that the function returned.
+type Factor struct {
+	Function string
+	Factor   float64
+	Calls    float64   // number of calls, each weighted by its age
+	Last     time.Time // end of the latest of these calls
+}
+
+// factors returns the factors of a stage's functions. fade turns weights into numbers of calls.
+func (s *stage) factors(fade float64) (out []Factor) {
+	for i := 0; i < len(s.cells); { // sorted by function
+		f, given, returned := Factor{Function: s.cells[i].function}, 0.0, 0.0
+		for ; i < len(s.cells) && s.cells[i].function == f.Function; i++ {
+			c := s.cells[i]
+			f.Calls, given, returned = f.Calls+c.calls*fade, given+c.given, returned+c.returned
+			if c.last.After(f.Last) {
+				f.Last = c.last
+			}
+		}
+		f.Factor = ratio(returned, given)
+		out = append(out, f)
+	}
+	return out
 }
 
 // Distribution is a distribution of values above or equal to 0. If Weight is 0, nothing is known.
@@ -88,14 +117,14 @@ func (l *Learner) App(name string, now time.Time) (App, bool) {
 		for _, c := range s.cells {
 			st.Lanes = append(st.Lanes, Lane{
 				Function: c.function, Batch: ratio(c.batch, c.calls), Given: ratio(c.given, c.calls), Returned: ratio(c.returned, c.calls),
-				Work: distribution(&c.work, time.Second, c.moments(fade)),
+				Work: distribution(&c.work, time.Second, c.moments(fade)), Last: c.last,
 			})
 		}
 		st.Length = distribution(&s.lengths, 1, moments{})
 		st.Length.Weight *= fade
 		for _, n := range s.next {
 			if n.seen > 0 {
-				st.Next = append(st.Next, Next{To: n.to, Probability: n.taken / n.seen, Factor: ratio(n.items, n.given)})
+				st.Next = append(st.Next, Next{To: n.to, Probability: n.taken / n.seen, Factor: ratio(n.items, n.given), Variants: s.factors(fade)})
 			}
 		}
 		out.Stages = append(out.Stages, st)
@@ -132,10 +161,11 @@ func (a *App) Work(stage string) Distribution {
 // Function is what is known about a function, whichever applications call it.
 type Function struct {
 	Name          string
-	Calls         float64 // number of calls, each weighted by its age
-	Mean, CV      float64 // of the seconds per item
-	P50, P95, P99 float64 // seconds per item
-	Items         float64 // items returned per item received
+	Calls         float64   // number of calls, each weighted by its age
+	Mean, CV      float64   // of the seconds per item
+	P50, P95, P99 float64   // seconds per item
+	Items         float64   // items returned per item received
+	Last          time.Time // end of the latest of these calls
 }
 
 // Functions returns what is known about all functions at now, sorted by name.
@@ -144,6 +174,7 @@ func (l *Learner) Functions(now time.Time) []Function {
 		moments
 		given, returned float64
 		work            sketch.Weighted
+		last            time.Time
 	}
 	sums := map[string]*sum{}
 	for e := l.order.Front(); e != nil; e = e.Next() {
@@ -160,6 +191,9 @@ func (l *Learner) Functions(now time.Time) []Function {
 				f.calls, f.sum, f.squares = f.calls+m.calls, f.sum+m.sum, f.squares+m.squares
 				f.given, f.returned = f.given+c.given*fade, f.returned+c.returned*fade
 				f.work.MergeScaled(&c.work, fade)
+				if c.last.After(f.last) {
+					f.last = c.last
+				}
 			}
 		}
 	}
@@ -169,7 +203,7 @@ func (l *Learner) Functions(now time.Time) []Function {
 		d := distribution(&s.work, time.Second, s.moments)
 		out = append(out, Function{
 			Name: name, Calls: s.calls, Mean: d.Mean, CV: d.CV, P50: d.Quantile(0.5), P95: d.Quantile(0.95), P99: d.Quantile(0.99),
-			Items: ratio(s.returned, s.given),
+			Items: ratio(s.returned, s.given), Last: s.last,
 		})
 	}
 	return out

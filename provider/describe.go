@@ -33,6 +33,9 @@ const (
 	// BatchAnnotation says which batch was chosen for a function that leaves it to its profile, and
 	// why.
 	BatchAnnotation = pipeline.Prefix + "chosen-batch"
+	// AccuracyAnnotation says how accurate a variant, or a stage with variants, is and how that is
+	// known.
+	AccuracyAnnotation = pipeline.Prefix + "known-accuracy"
 )
 
 // ServesNoStage comes in the status of a variant before the reason why it serves no stage.
@@ -40,7 +43,7 @@ const ServesNoStage = "it serves no stage: "
 
 // DropAnswered deletes the annotations that answers add.
 func DropAnswered(annotations map[string]string) {
-	for _, name := range []string{StatusAnnotation, ReplicasAnnotation, GuessAnnotation, FailureAnnotation, VariantsAnnotation, BatchAnnotation} {
+	for _, name := range []string{StatusAnnotation, ReplicasAnnotation, GuessAnnotation, FailureAnnotation, VariantsAnnotation, BatchAnnotation, AccuracyAnnotation} {
 		delete(annotations, name)
 	}
 }
@@ -74,6 +77,9 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	annotate(&out, FailureAnnotation, p.lastFailure(r.Context(), d.Key))
 	annotate(&out, VariantsAnnotation, variants(p.Registry, p.Status, &d.Declared))
 	annotate(&out, BatchAnnotation, p.Status.Batch(d.Key))
+	if a := p.Registry.Accuracy.Function(&d); a.Measured != nil || d.Declared.VariantOf != "" || len(p.Registry.Variants(d.Key)) > 0 {
+		annotate(&out, AccuracyAnnotation, a.String())
+	}
 	if usage, _ := strconv.ParseBool(r.URL.Query().Get("usage")); usage {
 		if u, ok := p.Status.Usage(d.Key); ok {
 			out.Usage = &types.FunctionUsage{CPU: u.CPUMilli, TotalMemoryBytes: u.MemoryBytes}
@@ -120,7 +126,7 @@ func variants(r *Registry, status Status, f *pipeline.Function) string {
 		if !ok {
 			continue
 		}
-		v := variantStatus(status, &d.Declared)
+		v := variantStatus(r, status, &d.Declared)
 		out = append(out, fmt.Sprintf("%s: %d, %d ready, %s", v.Title(), v.Replicas, v.AvailableReplicas, v.Status))
 	}
 	if more := len(all) - most; more > 0 {

@@ -146,8 +146,8 @@ func (p *Provider) delete(ctx context.Context, d Deployed) error {
 	if err := stages.retain(ctx, d); err != nil {
 		return err
 	}
-	// The profile goes first, because a function without its profile is still valid.
-	if err := p.dropProfile(ctx, d.Key); err != nil {
+	// What was measured goes first, because a function without it is still valid.
+	if err := errors.Join(p.dropProfile(ctx, d.Key), dropAccuracy(ctx, p.Store, p.Registry, &d)); err != nil {
 		return err
 	}
 	if err := stages.release(ctx, d, nil); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/openfaas/faas-provider/types"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/accuracy"
 )
 
 // PipelineStatus is a pipeline in GET /system/pipelines.
@@ -23,6 +24,9 @@ type PipelineStatus struct {
 	// In topological order; sorted by name if there are faults.
 	Stages []StageStatus   `json:"stages"`
 	Faults []PipelineFault `json:"faults"`
+	// How accurate the answers of its chains are; empty: no stage has variants, there are several
+	// last stages, or too many chains.
+	Chains []accuracy.Chain `json:"chains,omitempty"`
 	// Variants that are meant for its stages but serve none, and policies that another pipeline asks
 	// for differently. They do not keep it from running.
 	Warnings []PipelineFault `json:"warnings,omitempty"`
@@ -44,8 +48,9 @@ type StageStatus struct {
 // VariantStatus is a variant of a stage.
 type VariantStatus struct {
 	Name              string  `json:"name"`
-	Accuracy          float64 `json:"accuracy,omitempty"`  // 0: not declared
-	MaxLength         int     `json:"maxLength,omitempty"` // 0: any
+	Accuracy          float64 `json:"accuracy,omitempty"`
+	AccuracyFrom      string  `json:"accuracyFrom,omitempty"` // annotation, measured or default
+	MaxLength         int     `json:"maxLength,omitempty"`    // 0: any
 	Replicas          int     `json:"replicas"`
 	AvailableReplicas int     `json:"availableReplicas"`
 	Status            string  `json:"status,omitempty"` // as in [StatusAnnotation]
@@ -55,7 +60,11 @@ type VariantStatus struct {
 func (v VariantStatus) Title() string {
 	var declares []string
 	if v.Accuracy > 0 {
-		declares = append(declares, fmt.Sprintf("accuracy %g", v.Accuracy))
+		text := fmt.Sprintf("accuracy %.4g", v.Accuracy)
+		if v.AccuracyFrom == accuracy.FromMeasured {
+			text += " measured"
+		}
+		declares = append(declares, text)
 	}
 	if v.MaxLength > 0 {
 		declares = append(declares, fmt.Sprintf("max-length %d", v.MaxLength))
@@ -122,12 +131,15 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 			Retained: st.Retained,
 		}
 		for _, v := range st.Variants {
-			stage.Variants = append(stage.Variants, variantStatus(p.Status, &v))
+			stage.Variants = append(stage.Variants, variantStatus(p.Registry, p.Status, &v))
 		}
 		for _, e := range st.Next {
 			stage.Next = append(stage.Next, StageEdge(e))
 		}
 		out.Stages = append(out.Stages, stage)
+	}
+	if chains := p.Registry.Accuracy.Pipeline(&pl).Chains; len(chains) > 1 || len(chains) == 1 && chains[0].Measured != nil {
+		out.Chains = chains
 	}
 	for _, f := range pl.Faults {
 		out.Faults = append(out.Faults, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
@@ -139,9 +151,14 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 }
 
 // variantStatus returns the state of a variant.
-func variantStatus(status Status, v *pipeline.Function) VariantStatus {
+func variantStatus(r *Registry, status Status, v *pipeline.Function) VariantStatus {
 	s := status.State(v.Key())
-	return VariantStatus{v.Name, v.Accuracy, v.MaxLength, s.Replicas, s.Available, oneLine(s.Status)}
+	out := VariantStatus{Name: v.Name, Accuracy: v.Accuracy, MaxLength: v.MaxLength, Replicas: s.Replicas, AvailableReplicas: s.Available, Status: oneLine(s.Status)}
+	if d, ok := r.Function(v.Key()); ok {
+		a := r.Accuracy.Function(&d)
+		out.Accuracy, out.AccuracyFrom = a.Accuracy, a.From
+	}
+	return out
 }
 
 // missing returns a text with one line per fault. The faults keep the function's pipelines from

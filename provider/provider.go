@@ -214,6 +214,8 @@ func (p *Provider) routes() http.Handler {
 	mux.HandleFunc("GET /system/function/{name}", p.describe)
 	mux.HandleFunc("GET /system/function/{name}/profile", p.showProfile)
 	mux.HandleFunc("PUT /system/function/{name}/profile", p.storeProfile)
+	mux.HandleFunc("GET /system/accuracy/{name}", accuracyAPI{p}.show)
+	mux.HandleFunc("PUT /system/accuracy/{name}", accuracyAPI{p}.store)
 	mux.HandleFunc("PUT /system/function/{name}/pin", p.pin)
 	mux.HandleFunc("DELETE /system/function/{name}/pin", p.unpin)
 	mux.HandleFunc("POST /system/scale-function/{name}", p.scale)

@@ -34,6 +34,9 @@ type Registry struct {
 	pipelines atomic.Pointer[[]pipeline.Pipeline]
 	declared  atomic.Pointer[map[string]Namespace]
 
+	// Accuracy has the measured accuracies of functions and of chains.
+	Accuracy Accuracies
+
 	watched
 	mu        sync.Mutex
 	assembly  assembly
@@ -56,6 +59,7 @@ type Change struct {
 // that cannot be read.
 func OpenRegistry(ctx context.Context, s Store, log *slog.Logger) (*Registry, error) {
 	r := &Registry{log: log, watched: newWatched(), assembly: newAssembly()}
+	r.Accuracy.registry = r
 	r.sorted.Store(&[]*Deployed{})
 	r.declared.Store(&map[string]Namespace{})
 	stop, err := s.Watch(ctx, r.apply)
@@ -226,7 +230,7 @@ func (r *Registry) apply(e Entry) {
 		r.applyProfile(pipeline.ParseKey(key), e)
 	} else if key, ok := strings.CutPrefix(e.Key, stagePrefix); ok {
 		r.applyRetained(pipeline.ParseKey(key), e)
-	} else {
+	} else if !r.Accuracy.apply(e) {
 		r.applyFunction(e)
 	}
 	r.note(e)

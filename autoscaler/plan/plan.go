@@ -210,6 +210,8 @@ type Learned struct {
 	// is at most sketch.Error.
 	P50, P95, P99 time.Duration
 	Factor        float64 // items returned per item received
+	// Age is the time since the latest of these calls.
+	Age time.Duration `json:",omitzero"`
 }
 
 // Wait is how long tasks waited in a function's line before a replica took them or their deadline
@@ -317,6 +319,16 @@ type Pipeline struct {
 	// MinAccuracy is the least mean accuracy of its answers; 0: any. An allocator of variants would
 	// rather drop requests.
 	MinAccuracy float64 `json:",omitzero"`
+	// Accuracies has the accuracy of each chain of functions, if that of some chain was measured;
+	// else it is empty, and the accuracies of functions count.
+	Accuracies []ChainAccuracy `json:",omitempty"`
+}
+
+// ChainAccuracy is the accuracy of a pipeline's answers if these functions serve its stages.
+type ChainAccuracy struct {
+	Functions []string // pipeline.Key as text, parallel to Pipeline.Stages
+	Accuracy  float64  // above 0, at most 1
+	Measured  bool     // false: it is the scaled product of its functions' accuracies
 }
 
 // Edge leads from a stage to a successor. Both are indices into Stages.

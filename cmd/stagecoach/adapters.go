@@ -74,6 +74,7 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 	out := make([]cluster.FunctionSpec, len(all))
 	for i, f := range all {
 		out[i] = cluster.FunctionSpec{Key: f.Key, Function: f.Planned(d.Points(f)), Spec: d.replicaSpec(f)}
+		out[i].Accuracy = d.Accuracy.Function(f).Accuracy
 	}
 	return out
 }

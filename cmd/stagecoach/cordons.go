@@ -62,8 +62,9 @@ type cordons struct {
 	next    chan struct{} // closed and replaced with each change
 }
 
-// openCordons reads the records, and follows them until stop is called.
-func openCordons(ctx context.Context, nats queue.Broker, log *slog.Logger) (c *cordons, stop func(), err error) {
+// openCordons reads the records, and follows them until stop is called. If follow is set, it does
+// the same with the records of machines.
+func openCordons(ctx context.Context, nats queue.Broker, follow bool, log *slog.Logger) (c *cordons, stop func(), err error) {
 	nc, err := nats.Connect("cordons")
 	if err != nil {
 		return nil, nil, err
@@ -77,7 +78,16 @@ func openCordons(ctx context.Context, nats queue.Broker, log *slog.Logger) (c *c
 		nc.Close()
 		return nil, nil, err
 	}
-	return c, func() { unwatch(); nc.Close() }, nil
+	stop = func() { unwatch(); nc.Close() }
+	if !follow {
+		return c, stop, nil
+	}
+	unfollow, err := c.followMachines(ctx, nats)
+	if err != nil {
+		stop()
+		return nil, nil, err
+	}
+	return c, func() { unfollow(); stop() }, nil
 }
 
 // tell has f called after each change. It must not block.

@@ -49,10 +49,12 @@ func newTraffic(r *provider.Registry) *control.Traffic {
 	})
 }
 
-// learnedObserver adds what was learned to snapshots, and the batches that follow from it.
+// learnedObserver adds to snapshots what was learned, the batches that follow from it, and the
+// measured accuracy of chains.
 type learnedObserver struct {
 	control.Observer
-	demand *learn.Demand
+	demand   *learn.Demand
+	accuracy *provider.Accuracies
 }
 
 // Observe implements control.Observer.
@@ -60,6 +62,7 @@ func (o learnedObserver) Observe(ctx context.Context) (plan.Snapshot, error) {
 	s, err := o.Observer.Observe(ctx)
 	if err == nil {
 		o.demand.Fill(&s)
+		o.accuracy.Fill(&s)
 		s.ChooseBatches()
 	}
 	return s, err

@@ -51,8 +51,10 @@ func TestLearnedDemand(t *testing.T) {
 			t.Fatalf("%+v, want two stages after %d requests", d, requests)
 		}
 		cut, grade := d.Stages[0], d.Stages[1]
-		if len(cut.Next) != 1 || cut.Next[0] != (schema.DemandNext{Stage: "grade", Probability: 1, Factor: 1}) {
+		if len(cut.Next) != 1 || cut.Next[0].Stage != "grade" || cut.Next[0].Probability != 1 || cut.Next[0].Factor != 1 {
 			t.Errorf("after cut: %+v, want grade, always, with one item per item", cut.Next)
+		} else if v := cut.Next[0].Variants; len(v) != 1 || v[0].Function != "cut.openfaas-fn" || v[0].Factor != 1 || math.Abs(v[0].Calls-requests) > 1 || time.Since(v[0].Last) > time.Hour {
+			t.Errorf("after cut: %+v, want the factor of its function, with its age", v)
 		}
 		if grade.PerRequest != 1 || len(grade.Lanes) != 1 || grade.Lanes[0].Function != "grade.openfaas-fn" || grade.Work.P50 < 0.0196 || grade.Work.Mean < 0.02 || len(grade.Work.Buckets) == 0 {
 			t.Errorf("grade: %+v, want one call per request, of 20 ms or more", grade)

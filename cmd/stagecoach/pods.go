@@ -18,7 +18,7 @@ import (
 
 // podsConfig says where a daemon makes pods of functions.
 type podsConfig struct {
-	api, image, machine, namespaces, folder, pullSecrets string
+	api, image, machine, namespaces, folder, pullSecrets, installation string
 }
 
 // flags returns the flags of c's fields.
@@ -35,6 +35,7 @@ func (c *podsConfig) flags() []struct {
 		{"pod-machine", "name of this machine in Kubernetes", &c.machine},
 		{"pod-namespaces", "namespaces of functions that are namespaces of Kubernetes, in which pods are made, with commas between", &c.namespaces},
 		{"pod-folder", "folder in which the kubelet has the volumes of pods", &c.folder},
+		{"pod-installation", "name of this release of Stagecoach, which no other one has in those namespaces", &c.installation},
 		{"pod-pull-secrets", "Secrets in those namespaces for registries, with commas between", &c.pullSecrets},
 	}
 }
@@ -145,7 +146,7 @@ func (c *podsConfig) open(ctx context.Context, labels map[string]string, log *sl
 	}
 	r, err := pods.Open(pods.Config{
 		Cluster: client, Machine: c.machine, Namespaces: parts(c.namespaces), Named: keyParts, Image: c.image, Init: filepath.Join(filepath.Dir(self), "stagecoach-init"),
-		Folder: c.folder, PullSecrets: parts(c.pullSecrets), Labels: labels, Run: os.Getenv(pods.EnvRun), Log: log,
+		Folder: c.folder, Installation: c.installation, PullSecrets: parts(c.pullSecrets), Labels: labels, Run: os.Getenv(pods.EnvRun), Log: log,
 	})
 	if err != nil {
 		return nil, err

@@ -244,7 +244,7 @@ func TestAnnotationsReference(t *testing.T) {
 // readKeys are the labels and annotations that the code reads and makes.
 func readKeys(t *testing.T) []string {
 	t.Helper()
-	known := []string{"com.openfaas.health.http.path", "com.openfaas.health.http.initialDelay", "com.openfaas.health.http.periodSeconds", "com.openfaas.ready.http.path", provider.StatusAnnotation, provider.ReplicasAnnotation, provider.GuessAnnotation, provider.FailureAnnotation, provider.VariantsAnnotation, provider.BatchAnnotation}
+	known := []string{"com.openfaas.health.http.path", "com.openfaas.health.http.initialDelay", "com.openfaas.health.http.periodSeconds", "com.openfaas.ready.http.path", provider.StatusAnnotation, provider.ReplicasAnnotation, provider.GuessAnnotation, provider.FailureAnnotation, provider.VariantsAnnotation, provider.BatchAnnotation, provider.AccuracyAnnotation}
 	find := func(file, within, prefix, form string, least int) {
 		t.Helper()
 		b, err := os.ReadFile(file)

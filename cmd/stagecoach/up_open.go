@@ -136,17 +136,10 @@ func (u *up) openQueue(ctx context.Context) error {
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
 	var stop func()
-	if u.nodes.cordons, stop, err = openCordons(ctx, u.nats, u.log); err != nil {
+	if u.nodes.cordons, stop, err = openCordons(ctx, u.nats, u.cfg.Cluster.FollowCordons, u.log); err != nil {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	if u.cfg.Cluster.FollowCordons {
-		unfollow, err := u.nodes.cordons.followMachines(ctx, u.nats)
-		if err != nil {
-			return err
-		}
-		u.onClose(func() error { unfollow(); return nil })
-	}
 	if !u.cfg.Node.None {
 		if err := u.openNode(); err != nil {
 			return err
@@ -224,7 +217,7 @@ func (u *up) openControl(context.Context) error {
 		cfg.Recorder, cfg.Traffic = record, u.traffic
 	}
 	var err error
-	u.loop, err = control.New(heldObserver{learnedObserver{u.local, u.demand}, u.leading.epoch}, u.local, cfg, u.log, u.metrics)
+	u.loop, err = control.New(heldObserver{learnedObserver{u.local, u.demand, &u.registry.Accuracy}, u.leading.epoch}, u.local, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}

@@ -41,6 +41,6 @@ func (c *variantInfo) Collect(ch chan<- prometheus.Metric) {
 			length = strconv.Itoa(f.Declared.MaxLength)
 		}
 		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, 1,
-			f.Key.String(), stage.String(), strconv.FormatFloat(f.Declared.Accuracy, 'g', -1, 64), length)
+			f.Key.String(), stage.String(), strconv.FormatFloat(c.registry.Accuracy.Function(f).Accuracy, 'g', -1, 64), length)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
-	"github.com/stagecoach-serving/stagecoach/demand"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -96,7 +95,7 @@ func check(t *testing.T, d *Demand, n float64) {
 		t.Fatalf("known %v, fault %q, %+v, want two stages after %v requests", known, fault, a, n)
 	}
 	cut, grade := a.Stages[0], a.Stages[1]
-	if len(cut.Next) != 1 || cut.Next[0] != (demand.Next{To: "grade", Probability: 1, Factor: 2}) {
+	if len(cut.Next) != 1 || cut.Next[0].To != "grade" || cut.Next[0].Probability != 1 || cut.Next[0].Factor != 2 || len(cut.Next[0].Variants) != 1 || cut.Next[0].Variants[0].Factor != 2 {
 		t.Errorf("after cut: %+v, want grade with two items", cut.Next)
 	}
 	l := grade.Lanes

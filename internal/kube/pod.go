@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -221,6 +222,9 @@ func (p Pod) Resized(generation int64) (bool, error) {
 	return true, nil
 }
 
+// hopeless are the reasons for which a container waits and that end only with another pod.
+var hopeless = []string{"InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull"}
+
 // Trouble says why a pod does not run; empty: nothing is known to be wrong. final reports that it
 // never will.
 func (p Pod) Trouble() (text string, final bool) {
@@ -236,7 +240,7 @@ func (p Pod) Trouble() (text string, final bool) {
 		for _, c := range list {
 			switch w, t := c.State.Waiting, c.State.Terminated; {
 			case w != nil && w.Reason != "PodInitializing" && w.Reason != "ContainerCreating":
-				return fmt.Sprintf("container %s: %s: %s", c.Name, w.Reason, w.Message), final
+				return fmt.Sprintf("container %s: %s: %s", c.Name, w.Reason, w.Message), final || slices.Contains(hopeless, w.Reason)
 			case t != nil && t.Reason != "Completed":
 				return fmt.Sprintf("container %s: %s: %s", c.Name, t.Reason, t.Message), true
 			}

@@ -8,7 +8,7 @@ import (
 
 // foreign is a pod of a function, as a daemon makes them. %s are the machine in its label, that in
 // its affinity, and more of its spec.
-const foreign = `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "foreign", "labels": {"stagecoach.dev/machine": %q}},
+const foreign = `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "foreign", "labels": {"stagecoach.dev/machine": %q, "stagecoach.dev/installation": "y.faas"}},
   "spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
       {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [%q]}]}]}}}, %s
     "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -29,6 +29,7 @@ func (i *installed) daemonsReachOwnMachine(t *testing.T) {
 		"another machine's label":    {fmt.Sprintf(foreign, other, own, ""), "the pod is of machine " + other},
 		"another machine's affinity": {fmt.Sprintf(foreign, own, other, ""), "the daemon's machine alone"},
 		"a service account":          {fmt.Sprintf(foreign, own, own, `"serviceAccountName": "other",`), "without a service account"},
+		"a Secret's volume":          {fmt.Sprintf(foreign, own, own, `"volumes": [{"name": "v", "secret": {"secretName": "other"}}],`), "without volumes of Secrets"},
 		"its own machine":            {fmt.Sprintf(foreign, own, own, ""), ""},
 	} {
 		err := as(c.pod, "create", "--dry-run=server", "-f", "-")

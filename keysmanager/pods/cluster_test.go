@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,7 @@ type fakeCluster struct {
 	resizes []kube.Resources
 	refuse  func(kube.Resources) string // a kubelet's refusal; empty: none
 	old     bool                        // it has no subresource resize
+	grows   bool                        // it refuses to lower limits on memory
 	hold    chan struct{}               // is read before each answer to a resize; nil: nothing is
 }
 
@@ -79,6 +81,11 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		to := patch.Spec.Containers[0].Resources
+		if n := len(c.resizes); c.grows && n > 0 && bytesOf(to) < bytesOf(c.resizes[n-1]) {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_ = json.NewEncoder(w).Encode(map[string]string{"message": "spec.containers[0].resources.limits: Forbidden: memory limits cannot be decreased"})
+			return
+		}
 		c.resizes = append(c.resizes, to)
 		pod.Metadata.Generation++
 		pod.Status = kube.PodStatus{Observed: pod.Metadata.Generation}
@@ -88,6 +95,12 @@ func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.pods[name] = pod
 	}
 	_ = json.NewEncoder(w).Encode(pod)
+}
+
+// bytesOf returns the limit on memory of a size.
+func bytesOf(r kube.Resources) int64 {
+	n, _ := strconv.ParseInt(r.Limits["memory"], 10, 64)
+	return n
 }
 
 // sizes returns all resizes so far.

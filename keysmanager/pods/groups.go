@@ -54,7 +54,7 @@ type Groups struct {
 
 	mu       sync.Mutex
 	families map[string]*family
-	fixed    bool // the cluster cannot resize pods
+	fixed    time.Time // until then, the cluster counts as one that cannot resize pods
 }
 
 // NewGroups returns Groups without families.
@@ -71,6 +71,8 @@ type family struct {
 	runs            bool           // the pod runs
 	bounded         bool           // it has a limit on the processor, which cannot be taken away again
 	capped          bool           // the same for memory
+	keeps           bool           // its limit on memory must not fall below most
+	most            int64          // highest limit on memory so far, in bytes
 	base            int64          // bytes of its zygote with all that is shared; 0: not known yet
 	has             kube.Resources // as the pod was last resized
 
@@ -168,7 +170,7 @@ func (f *family) settle(more bool) error {
 	f.turn.Lock()
 	defer f.turn.Unlock()
 	g.mu.Lock()
-	if f.applied >= mine || g.fixed || !f.runs {
+	if f.applied >= mine || !f.runs || time.Now().Before(g.fixed) {
 		g.mu.Unlock()
 		return nil
 	}
@@ -180,21 +182,49 @@ func (f *family) settle(more bool) error {
 	}
 	g.mu.Unlock()
 	sent, err := f.resize(wanted, more)
+	if !sent && f.keepsMemory(err, wanted) {
+		g.mu.Lock()
+		wanted = f.resources()
+		g.mu.Unlock()
+		sent, err = f.resize(wanted, more)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if sent {
-		f.has = wanted
-	}
 	var refused *kube.Refused
 	switch {
 	case err == nil:
-		f.applied = version
+		f.applied, f.has = version, wanted
+		if limit, err := strconv.ParseInt(wanted.Limits["memory"], 10, 64); err == nil {
+			f.most = max(f.most, limit)
+		}
+	case sent: // what the pod has is not known
+		f.has = kube.Resources{}
 	case errors.As(err, &refused) && refused.Status == http.StatusNotFound && !strings.Contains(refused.Message, f.name):
-		g.fixed = true
-		g.cfg.Log.Warn("this cluster cannot resize pods, want Kubernetes 1.33 or later: pods of functions have no limits", "error", err)
+		g.fixed = time.Now().Add(fixedFor)
+		g.cfg.Log.Warn("this cluster cannot resize pods, want Kubernetes 1.33 or later: pods of functions keep what they have", "error", err, "retry", fixedFor)
 		return nil
 	}
 	return err
+}
+
+// fixedFor is how long a cluster counts as one that cannot resize pods, after it has said so.
+const fixedFor = 10 * time.Minute
+
+// keepsMemory reports whether a resize was refused because it lowers the limit on memory, which
+// Kubernetes 1.33 does. From then on, the pod keeps its highest limit.
+func (f *family) keepsMemory(err error, to kube.Resources) bool {
+	var refused *kube.Refused
+	if !errors.As(err, &refused) || refused.Status != http.StatusUnprocessableEntity {
+		return false
+	}
+	f.of.mu.Lock()
+	defer f.of.mu.Unlock()
+	limit, _ := strconv.ParseInt(to.Limits["memory"], 10, 64) // 0: none
+	if f.keeps || limit >= f.most {
+		return false
+	}
+	f.keeps = true
+	return true
 }
 
 // Bounds of the wait for the kubelet after a resize.
@@ -265,7 +295,11 @@ func (f *family) resources() kube.Resources {
 		}
 	}
 	if f.capped = f.capped || bounds && !openMemory; f.capped {
-		limits["memory"] = strconv.FormatInt(2*ownMemory+memory, 10)
+		limit := 2*ownMemory + memory
+		if f.keeps {
+			limit = max(limit, f.most)
+		}
+		limits["memory"] = strconv.FormatInt(limit, 10)
 	}
 	if len(limits) > 0 {
 		r.Limits = limits
@@ -376,7 +410,7 @@ func (s *Share) drop() (last bool) {
 	defer g.mu.Unlock()
 	delete(s.of.members, s.name)
 	s.of.wanted++
-	if s.first { // the pod goes, too
+	if s.of.runs = s.of.runs && !s.first; s.first || len(s.of.members) == 0 { // the pod goes, too
 		for key, f := range g.families {
 			if f == s.of {
 				delete(g.families, key)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/kube"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 const zygote = "zygote-ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -104,14 +105,11 @@ func TestForksAtOnceShareAResize(t *testing.T) {
 			}
 		})
 	}
-	for {
+	proctest.Until(t, "all forks", func() bool {
 		g.mu.Lock()
-		n := len(g.families[zygote].members)
-		g.mu.Unlock()
-		if n == 21 {
-			break
-		}
-	}
+		defer g.mu.Unlock()
+		return len(g.families[zygote].members) == 21
+	})
 	close(c.hold)
 	all.Wait()
 	sizes := c.sizes()
@@ -154,8 +152,35 @@ func TestOldClusterResizesNothing(t *testing.T) {
 		t.Errorf("a pod that is not there: %v", err)
 	}
 	c.old = true
-	if _, err := fork(g, 1); err != nil || !g.fixed {
-		t.Errorf("a cluster without resize: %v, fixed %v", err, g.fixed)
+	if _, err := fork(g, 1); err != nil || g.fixed.IsZero() {
+		t.Errorf("a cluster without resize: %v, fixed until %v", err, g.fixed)
+	}
+}
+
+// TestMemoryNeverFalls has a cluster that refuses to lower limits on memory, as Kubernetes 1.33
+// does. A pod that has lost forks keeps its limit, and later forks start.
+func TestMemoryNeverFalls(t *testing.T) {
+	c, g := familyOf(t)
+	c.grows = true
+	var forks []*Share
+	for i := range 3 {
+		f, err := fork(g, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forks = append(forks, f)
+	}
+	for _, f := range forks[1:] {
+		if err := f.Remove(); err != nil {
+			t.Errorf("the end of a fork: %v", err)
+		}
+	}
+	if _, err := fork(g, 3); err != nil {
+		t.Errorf("a fork after others have ended: %v", err)
+	}
+	sizes := c.sizes()
+	if request, limit := memory(t, g, sizes[len(sizes)-1]); request != 200<<20 || limit != 300<<20 {
+		t.Errorf("two forks of three: %d and %d bytes more than the zygote, want 200 MiB requested, and the limit of 300 MiB", request, limit)
 	}
 }
 

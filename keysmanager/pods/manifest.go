@@ -19,10 +19,11 @@ const (
 	LabelFunction = "faas_function" // as in OpenFaaS
 	LabelMachine  = "stagecoach.dev/machine"
 	// LabelReplica has the replica, or the zygote whose forks are the replicas.
-	LabelReplica = "stagecoach.dev/replica"
-	labelOwner   = "stagecoach.dev/run"
-	labelManaged = "app.kubernetes.io/managed-by"
-	annoImage    = "stagecoach.dev/image"
+	LabelReplica      = "stagecoach.dev/replica"
+	LabelInstallation = "stagecoach.dev/installation"
+	labelOwner        = "stagecoach.dev/run"
+	labelManaged      = "app.kubernetes.io/managed-by"
+	annoImage         = "stagecoach.dev/image"
 )
 
 // Container is the name of the container with the program.
@@ -85,7 +86,7 @@ func (r *Runtime) pod(c sandbox.Command, o sandbox.Outline, namespace string) ku
 	p := kube.Pod{
 		Metadata: kube.Meta{
 			Name: podName(function, c.Labels[sandbox.LabelEntry]), Namespace: namespace, Annotations: map[string]string{annoImage: r.label(c, sandbox.LabelImage)},
-			Labels: map[string]string{LabelFunction: labelValue(function), LabelMachine: r.cfg.Machine, LabelReplica: labelValue(r.label(c, sandbox.LabelReplica)), labelOwner: r.owner, labelManaged: "stagecoach"},
+			Labels: map[string]string{LabelFunction: labelValue(function), LabelMachine: r.cfg.Machine, LabelInstallation: r.cfg.Installation, LabelReplica: labelValue(r.label(c, sandbox.LabelReplica)), labelOwner: r.owner, labelManaged: "stagecoach"},
 		},
 		Spec: kube.PodSpec{
 			Affinity: onMachine(r.cfg.Machine), MountAccount: &no, ServiceLinks: &no, RestartPolicy: "Never", Grace: &seconds, RuntimeClass: c.Options.Class,

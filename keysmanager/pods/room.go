@@ -29,7 +29,7 @@ func (r *Runtime) Room(ctx context.Context, c sandbox.Command) (sandbox.Room, er
 		}
 		p.ended = make(chan struct{})
 		r.tasks.Go(func() { defer close(p.ended); p.status = p.awaitEnd(p.conn.Status()) })
-		return nil
+		return r.adopt(p)
 	})
 	if err != nil {
 		return nil, err

@@ -39,9 +39,12 @@ type Config struct {
 	// Labels are those of all Commands, in addition to a Command's own. With Labels, the Runtime is a
 	// watchdog's.
 	Labels map[string]string
+	// Installation names the release of Stagecoach that this Runtime belongs to, as the value of a
+	// label. Runtimes of other releases do not touch its pods.
+	Installation string
 	// Run labels the pods of this Runtime, so that another Runtime can delete those that it leaves
-	// behind. If Run is empty, Open chooses a unique
-	// name. A watchdog gets it from the Runtime that starts it (EnvRun).
+	// behind. If Run is empty, Open chooses a unique name. A watchdog gets it from the Runtime that
+	// starts it (EnvRun).
 	Run string
 
 	Log *slog.Logger
@@ -197,7 +200,7 @@ func (r *Runtime) removeRun(namespace, run string) {
 	}
 	r.tasks.Go(func() {
 		r.repeat("pods of a watchdog are not deleted", run, func(ctx context.Context) error {
-			left, err := r.cfg.Cluster.Pods(ctx, namespace, map[string]string{LabelMachine: r.cfg.Machine, labelOwner: run})
+			left, err := r.cfg.Cluster.Pods(ctx, namespace, map[string]string{LabelMachine: r.cfg.Machine, LabelInstallation: r.cfg.Installation, labelOwner: run})
 			for _, p := range left {
 				err = errors.Join(err, r.cfg.Cluster.DeletePod(ctx, namespace, p.Metadata.Name, 0))
 			}
@@ -209,7 +212,7 @@ func (r *Runtime) removeRun(namespace, run string) {
 // Sweep deletes the pods of this machine that earlier Runtimes have left.
 func (r *Runtime) Sweep(ctx context.Context) {
 	for _, namespace := range r.cfg.Namespaces {
-		left, err := r.cfg.Cluster.Pods(ctx, namespace, map[string]string{LabelMachine: r.cfg.Machine})
+		left, err := r.cfg.Cluster.Pods(ctx, namespace, map[string]string{LabelMachine: r.cfg.Machine, LabelInstallation: r.cfg.Installation})
 		for _, p := range left {
 			if p.Metadata.Labels[labelOwner] != r.owner && p.Metadata.Deleted == "" {
 				err = errors.Join(err, r.cfg.Cluster.DeletePod(ctx, namespace, p.Metadata.Name, 0))
@@ -228,6 +231,19 @@ func (r *Runtime) namespaceOf(function string) (string, error) {
 		return "", fmt.Errorf("namespace %q of the function: this node makes pods in %s (--pod-namespaces)", namespace, strings.Join(r.cfg.Namespaces, ", "))
 	}
 	return namespace, nil
+}
+
+// adopt makes a process one of the Runtime's, once its start has succeeded. Until then, the start
+// owns it.
+func (r *Runtime) adopt(p *process) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		p.Forget()
+		return sandbox.ErrClosed
+	}
+	r.live[p] = true
+	return nil
 }
 
 // volume returns the folder of this machine that is a pod's empty volume.

@@ -131,3 +131,38 @@ func TestFunctionsThatPodsCannotHave(t *testing.T) {
 		}
 	}
 }
+
+// breaker is a lister whose creations break off: the pod is there, and nobody hears of it.
+type breaker struct{ lister }
+
+// ServeHTTP implements http.Handler.
+func (b *breaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		b.lister.ServeHTTP(w, r)
+		return
+	}
+	var pod kube.Pod
+	_ = json.NewDecoder(r.Body).Decode(&pod)
+	b.mu.Lock()
+	b.pods[pod.Metadata.Name] = pod.Metadata.Labels
+	b.mu.Unlock()
+	panic(http.ErrAbortHandler) // closes the connection
+}
+
+func TestPodsOfBrokenCreationsAreDeleted(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	b := &breaker{lister{pods: map[string]map[string]string{}}}
+	r, err := Open(Config{Cluster: clientOf(t, b), Machine: "m", Namespaces: []string{"fn"}, Named: named, Folder: t.TempDir(), Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c := sandbox.Command{Dir: "/usr", Argv: []string{"/bin/true"}, Env: map[string]string{}, As: &sandbox.Account{UID: 1 << 30, GID: 1 << 30}}
+	c.Labels = map[string]string{sandbox.LabelFunction: "web.fn", sandbox.LabelEntry: "replica-ABCDEFGHIJKL"}
+	if _, err := r.Start(t.Context(), c); err == nil {
+		t.Fatal("a pod whose creation was broken off has started")
+	}
+	proctest.Until(t, "no pod to be left", func() bool { return len(b.names()) == 0 })
+}

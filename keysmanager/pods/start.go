@@ -49,6 +49,9 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (*process, error
 	}
 	p.ended = make(chan struct{})
 	r.tasks.Go(func() { defer close(p.ended); p.status = p.awaitEnd(p.conn.Status()) })
+	if err := r.adopt(p); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -81,14 +84,15 @@ func (r *Runtime) prepare(ctx context.Context, c sandbox.Command) (_ *process, e
 	wanted := r.pod(c, p.outline, namespace)
 	wanted.Metadata.Owners = r.ownersOf(ctx, c, namespace)
 	if p.pod, err = r.cfg.Cluster.CreatePod(ctx, wanted); err != nil {
-		if refused := (*kube.Refused)(nil); c.Chroot != "" && p.outline.UID == 0 && errors.As(err, &refused) && strings.Contains(refused.Message, "PodSecurity") {
+		refused := (*kube.Refused)(nil)
+		if !errors.As(err, &refused) { // it may be there, or appear
+			r.tasks.Go(func() { r.deleteLate(namespace, wanted.Metadata.Name) })
+		}
+		if c.Chroot != "" && p.outline.UID == 0 && refused != nil && strings.Contains(refused.Message, "PodSecurity") {
 			err = fmt.Errorf("%w (the image's user is root: want a USER in the image, or a namespace whose Pod Security is baseline)", err)
 		}
 		return nil, err
 	}
-	r.mu.Lock()
-	r.live[p] = true
-	r.mu.Unlock()
 	defer func() {
 		if err != nil {
 			p.Forget()
@@ -273,6 +277,19 @@ func (p *process) Forget() {
 // delete deletes a pod.
 func (r *Runtime) delete(namespace, name string) {
 	r.repeat("a pod is not deleted", name, func(ctx context.Context) error { return r.cfg.Cluster.DeletePod(ctx, namespace, name, 0) })
+}
+
+// createLate is how long the API server may still work on a creation that was broken off.
+const createLate = 5 * time.Second
+
+// deleteLate deletes a pod whose creation was not answered.
+func (r *Runtime) deleteLate(namespace, name string) {
+	r.delete(namespace, name)
+	select {
+	case <-time.After(createLate):
+	case <-r.open.Done():
+	}
+	r.delete(namespace, name)
 }
 
 // repeat asks the cluster until it succeeds or the Runtime gives up.

@@ -39,17 +39,21 @@ func describeDemand(key pipeline.Key, app demand.App, known bool, fault string) 
 		out.Notes = append(out.Notes, "nothing is known: no request for it has ended, or other applications were used later")
 		return out
 	}
-	out.Last, out.Requests, out.Bytes = app.Last.UTC().Round(time.Millisecond), app.Requests, app.Bytes
+	out.Last, out.Requests, out.Bytes = learnedAt(app.Last), app.Requests, app.Bytes
 	for _, s := range app.Stages {
 		st := schema.DemandStage{Name: s.Name, PerRequest: s.PerRequest, Work: described(app.Work(s.Name)), Lanes: []schema.DemandLane{}}
 		if s.Length.Weight > 0 {
 			st.Length = described(s.Length)
 		}
 		for _, l := range s.Lanes {
-			st.Lanes = append(st.Lanes, schema.DemandLane{Function: l.Function, Batch: l.Batch, Given: l.Given, Returned: l.Returned, Work: described(l.Work)})
+			st.Lanes = append(st.Lanes, schema.DemandLane{Function: l.Function, Batch: l.Batch, Given: l.Given, Returned: l.Returned, Work: described(l.Work), Last: learnedAt(l.Last)})
 		}
 		for _, n := range s.Next {
-			st.Next = append(st.Next, schema.DemandNext{Stage: n.To, Probability: n.Probability, Factor: n.Factor})
+			next := schema.DemandNext{Stage: n.To, Probability: n.Probability, Factor: n.Factor, Variants: []schema.DemandFactor{}}
+			for _, v := range n.Variants {
+				next.Variants = append(next.Variants, schema.DemandFactor{Function: v.Function, Factor: v.Factor, Calls: v.Calls, Last: learnedAt(v.Last)})
+			}
+			st.Next = append(st.Next, next)
 		}
 		out.Stages = append(out.Stages, st)
 	}
@@ -66,3 +70,6 @@ func described(d demand.Distribution) schema.DemandDistribution {
 	}
 	return out
 }
+
+// learnedAt returns a time as answers have it.
+func learnedAt(t time.Time) time.Time { return t.UTC().Round(time.Millisecond) }

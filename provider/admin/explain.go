@@ -69,7 +69,9 @@ func Explain(p pipeline.Pipeline, d Decided) schema.Explanation {
 			variant := explainStage(v.Name, f, wants[key])
 			variant.Why += whyBatch(s, key)
 			variant.LastMinute = lastMinute(d.Errors[key])
-			variant.Accuracy, variant.MaxLength = v.Accuracy, v.MaxLength
+			if variant.Accuracy, variant.MaxLength = v.Accuracy, v.MaxLength; f != nil {
+				variant.Accuracy = f.Accurate() // that may be measured
+			}
 			x.failing(variant, s.At)
 			x.off(variant)
 			stage.Variants = append(stage.Variants, variant.ExplainedStage)

@@ -33,6 +33,7 @@ type DemandLane struct {
 	Given    float64            `json:"given"`    // items received per call
 	Returned float64            `json:"returned"` // items returned per call
 	Work     DemandDistribution `json:"work"`     // seconds on a replica per item
+	Last     time.Time          `json:"last"`     // end of the latest of these calls
 }
 
 // DemandNext is an edge of the application's graph.
@@ -40,7 +41,16 @@ type DemandNext struct {
 	Stage       string  `json:"stage"`
 	Probability float64 `json:"probability"` // that it runs if the stage before it runs
 	// items that it receives per item that the stage before it receives
-	Factor float64 `json:"factor"`
+	Factor   float64        `json:"factor"`
+	Variants []DemandFactor `json:"variants"` // the same per function that serves the stage before it
+}
+
+// DemandFactor is how many items a next stage receives per item that one function received.
+type DemandFactor struct {
+	Function string    `json:"function"` // its key
+	Factor   float64   `json:"factor"`
+	Calls    float64   `json:"calls"`
+	Last     time.Time `json:"last"` // end of the latest of these calls
 }
 
 // DemandDistribution is a distribution of values. It has no values if Calls is 0.

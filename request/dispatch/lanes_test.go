@@ -78,6 +78,25 @@ func TestLaneScenarios(t *testing.T) {
 			{0, direct("a", "g.ns"), "wanted g.ns"},
 			{1 * ms, replicaOf("g.ns", "g1"), "send g1 #1 a"},
 		}},
+		"a function that the request names, whatever the table says": {CoreConfig{}, []step{
+			{0, g, ""},
+			{0, h, ""},
+			{0, all, ""},
+			{0, replicaOf("g.ns", "g1"), ""},
+			{0, replicaOf("h.ns", "h1"), ""},
+			{0, pinnedTo("a", 1, task.Pin{Function: "h.ns"}), "send h1 #1 a"},
+			{0, pinnedTo("b", 1, task.Pin{Function: "h.ns"}, task.Pin{Function: "g.ns", Revision: 1}), ""},
+			{0, pinnedTo("c", 1, task.Pin{Function: "f.ns"}), "wanted"}, // it does not move to a backup
+			{1 * ms, sharesOf(2, map[string]float64{"g.ns": 1}), ""},    // nor with a new table
+			{2 * ms, answer("h1", 1, 0), "reply a ok wait=0s service=2ms; send h1 #2 b"},
+			{3 * ms, pinnedTo("d", 1, task.Pin{Function: "z.ns"}), "reply d dropped wait=0s service=0s; wanted"},
+			{4 * ms, replicaOf("f.ns", "f1"), "send f1 #1 c"},
+		}},
+		"a function that is not the only lane": {CoreConfig{}, []step{
+			{0, replicaOf("f.ns", "f1"), ""},
+			{0, pinnedTo("a", 1, task.Pin{Function: "g.ns"}), "reply a dropped wait=0s service=0s"},
+			{0, pinnedTo("b", 1, task.Pin{Function: "f.ns"}), "send f1 #1 b"},
+		}},
 		"a held task blocks no other lane": {CoreConfig{}, []step{
 			{0, g, ""},
 			{0, sharesOf(1, map[string]float64{"f.ns": 0.5, "g.ns": 0.5}), ""},

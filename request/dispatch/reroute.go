@@ -78,9 +78,13 @@ func (r *router) forgetRemoved() {
 	}
 }
 
-// direct reports whether the task's client invoked a variant by its own name.
+// direct reports whether the task has to wait in its home, because its client invoked a variant by
+// its own name, or its request names the function.
 func (r *router) direct(it *item) bool {
-	return it.task.Function != r.core.cfg.Function && it.home != nil && it.task.Function == it.home.name
+	if it.home == nil {
+		return false
+	}
+	return it.task.Function != r.core.cfg.Function && it.task.Function == it.home.name || len(it.task.Pins) > 0 && it.task.Only() == it.home.name
 }
 
 // reorder gives all waiting tasks of a lane new places, because the order has changed.

@@ -62,7 +62,7 @@ type share struct {
 
 // enter chooses the home and the lane of a new task. If no lane takes the task, it returns why.
 func (r *router) enter(it *item) task.DropReason {
-	if lanes := r.core.lanes; len(lanes) == 1 {
+	if lanes := r.core.lanes; len(lanes) == 1 && (len(it.task.Pins) == 0 || it.task.Only() == "") {
 		it.lane, it.home = lanes[0], lanes[0]
 		if !takes(it.home, it.task) {
 			return task.DropLength
@@ -74,14 +74,14 @@ func (r *router) enter(it *item) task.DropReason {
 
 // choose does what enter does, for stages that have no lane or several.
 func (r *router) choose(it *item) task.DropReason {
-	if it.task.Function != r.core.cfg.Function {
-		if l := r.core.Lane(it.task.Function); l != nil {
-			it.lane, it.home = l, l
-			if !takes(l, it.task) {
-				return task.DropLength
-			}
-			return ""
+	if l, named := r.named(it.task); named {
+		switch it.lane, it.home = l, l; {
+		case l == nil:
+			return task.DropNoLane
+		case !takes(l, it.task):
+			return task.DropLength
 		}
+		return ""
 	}
 	v := r.level(it.task)
 	if v == nil {
@@ -101,6 +101,28 @@ func (r *router) choose(it *item) task.DropReason {
 	}
 	it.lane = r.place(it)
 	return ""
+}
+
+// named returns the lane of the function that has to run a task, because the client or the task's
+// request names it. The lane is nil if that function does not serve the stage. named is false if
+// the table decides.
+func (r *router) named(t *task.Task) (l *Lane, named bool) {
+	if t.Function != r.core.cfg.Function {
+		if l = r.core.Lane(t.Function); l != nil {
+			return l, true
+		}
+	}
+	if len(t.Pins) == 0 {
+		return nil, false
+	}
+	only := t.Only()
+	if only == "" {
+		return nil, false
+	}
+	if l = r.core.Lane(only); l != nil && l.removed {
+		l = nil
+	}
+	return l, true
 }
 
 // place returns the lane in which a task waits whose home is known.
@@ -346,7 +368,7 @@ func (r *router) arrive(now time.Time, it *item) {
 		return
 	}
 	it.home.signals.arrive()
-	if r.core.stage != nil && it.task.Function == r.core.cfg.Function {
+	if r.core.stage != nil && it.task.Function == r.core.cfg.Function && it.task.Only() == "" {
 		r.core.stage.arrive()
 		r.lengths.add(now, it.task.Length)
 	}
@@ -367,6 +389,9 @@ func (r *router) gives(l *Lane) bool {
 // why returns the message for a task that no lane takes.
 func (r *router) why(it *item, reason task.DropReason) string {
 	t := it.task
+	if only := t.Only(); reason == task.DropNoLane && only != "" {
+		return fmt.Sprintf("function %q does not serve stage %q now, and the request asks for it (X-Variants)", only, r.core.cfg.Function)
+	}
 	if reason == task.DropNoLane {
 		return fmt.Sprintf("no function serves stage %q now, want one: deploy it again, or a variant of it", r.core.cfg.Function)
 	}

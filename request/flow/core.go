@@ -103,7 +103,17 @@ func (c *Core) start(now time.Time, e Start) {
 		c.out = append(c.out, Finish{Request: id, Error: refusal, Blobs: hasRefs(e.Request.Input)})
 		return
 	}
+	pins, refusal := wanted(&e.Request, &e.Graph)
+	if refusal != nil {
+		c.out = append(c.out, Finish{Request: id, Error: refusal, Blobs: hasRefs(e.Request.Input)})
+		return
+	}
 	w := newWalk(e.Request, e.Graph, e.Loads)
+	for i, p := range pins {
+		if p.Function != "" {
+			w.stages[i].pins = []task.Pin{p}
+		}
+	}
 	c.walks[id] = w
 	if !w.req.Deadline.IsZero() {
 		heap.Push(&c.deadlines, w)
@@ -175,6 +185,9 @@ func (c *Core) replied(now time.Time, r *task.Reply, outlines []tensor.Outline) 
 		c.submit(w, k)
 	case r.Code == task.InputLost && len(r.Lost) > 0:
 		c.remake(now, w, k, r)
+	case r.Code == task.OK && w.strays(k, r):
+		k.done = true
+		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed, Message: fmt.Sprintf("%s answered, and the request asks for %s (%s)", w.answering(k, r), w.only(k.stage), task.HeaderVariants)}))
 	case r.Code == task.OK && w.mixes(k, r):
 		// The call was tried again while its first answer was on the way.
 		k.done = true

@@ -35,7 +35,7 @@ func (s *Summary) Fill(snapshot *plan.Snapshot) {
 		f := &snapshot.Functions[i]
 		k, ok := slices.BinarySearchFunc(s.functions, f.Name, func(l demand.Function, name string) int { return cmp.Compare(l.Name, name) })
 		if ok {
-			f.Learned = learned(&s.functions[k])
+			f.Learned = learned(&s.functions[k], snapshot.At)
 		} else {
 			f.Learned = plan.Learned{} // it was forgotten
 		}
@@ -43,10 +43,10 @@ func (s *Summary) Fill(snapshot *plan.Snapshot) {
 }
 
 // learned returns what policies know about a function's learned demand.
-func learned(f *demand.Function) plan.Learned {
+func learned(f *demand.Function, now time.Time) plan.Learned {
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	return plan.Learned{
 		Known: true, Calls: f.Calls, Mean: seconds(f.Mean), CV: f.CV,
-		P50: seconds(f.P50), P95: seconds(f.P95), P99: seconds(f.P99), Factor: f.Items,
+		P50: seconds(f.P50), P95: seconds(f.P95), P99: seconds(f.P99), Factor: f.Items, Age: max(now.Sub(f.Last), 0),
 	}
 }

@@ -50,7 +50,8 @@ type stage struct {
 	origins []origin      // parallel to parts; empty: all comes from the client, of unknown length
 	outs    []origin      // of results; nil: no stage follows
 
-	// Of each function that answered one of several calls, the revision that answered first.
+	// Of each function that answered one of several calls, the revision that answered first. A pin
+	// without a revision is the function that the client wants; see [wanted].
 	pins []task.Pin
 }
 
@@ -157,6 +158,9 @@ func (w *walk) task(k *call) *task.Task {
 	pins, together := w.stages[k.stage].pins, len(w.stages[k.stage].inputs) > 1
 	if k.again {
 		pins, together = w.remakes.pins(k), false // the stage has left its replicas
+		if only := w.only(k.stage); only != "" {
+			pins = append(pins, task.Pin{Function: only})
+		}
 	}
 	return &task.Task{
 		Key:      task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt},
@@ -169,6 +173,19 @@ func (w *walk) task(k *call) *task.Task {
 		Origin: task.Origin{App: w.req.Target, Weight: w.graph.Stages[w.entry].Weight, Arrived: w.req.Arrived, Due: w.due},
 		Length: k.length, Variant: k.from, Place: task.Place{Rank: task.SlackRank(w.due, w.stages[k.stage].rest)},
 	}
+}
+
+// only returns the function that the client wants for a stage; empty: any.
+func (w *walk) only(stage int) string {
+	t := task.Task{Pins: w.stages[stage].pins}
+	return t.Only()
+}
+
+// strays reports whether a successful reply comes from another function than the client wants for
+// the stage. Only a dispatcher of an earlier version sends tasks elsewhere.
+func (w *walk) strays(k *call, r *task.Reply) bool {
+	only := w.only(k.stage)
+	return only != "" && only != w.answering(k, r)
 }
 
 // mixes reports whether a successful reply comes from another revision than earlier replies to

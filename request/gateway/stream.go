@@ -113,6 +113,9 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 		Input: tensor.Activation{{}}, Direct: true, Body: r.ContentLength,
 		Header: []task.Header{{Name: task.HeaderDirect, Value: meet.address()}, {Name: "X-Call-Id", Value: c.id}},
 	}
+	for _, v := range r.Header[task.HeaderVariants] { // the coordinator reads it
+		req.Header = append(req.Header, task.Header{Name: task.HeaderVariants, Value: v})
+	}
 	if t := r.Header.Get("Traceparent"); validTrace(t) {
 		req.Traceparent = t
 	}

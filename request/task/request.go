@@ -37,6 +37,9 @@ const (
 	//
 	// In an answer, HeaderDirect says how long the function worked before it began to answer.
 	HeaderDirect = "Stagecoach-Direct"
+	// HeaderVariants in a request names the functions that must serve its stages, by commas. Each is
+	// a stage's own function or a variant. Other stages are routed as usual.
+	HeaderVariants = "X-Variants"
 	// HeaderStatus in a response is the HTTP status of the function's answer, 200 to 599; absent:
 	// 200.
 	HeaderStatus = "Http-Status"

@@ -43,7 +43,7 @@ type Task struct {
 	Place
 
 	// Pins are the revisions that must run it, per function of its stage. A function without a pin
-	// may run it on any revision.
+	// may run it on any revision. A pin without a revision names the function that must run it.
 	Pins []Pin
 	// One of several tasks of its request for this stage. One revision per function must run them
 	// all.
@@ -80,17 +80,30 @@ type Place struct {
 	Prefer    []string // names of the nodes where the task may run best, the best first
 }
 
-// Pin binds a task to a revision of one of its stage's functions.
+// Pin binds a task to a revision of one of its stage's functions, or to the function.
 type Pin struct {
 	Function string // pipeline.Key as text
-	Revision uint64 // of the function's spec; not 0
+	// Revision is that of the function's spec. With 0, the function must run the task, in any
+	// revision; see [Task.Only].
+	Revision uint64
+}
+
+// Only returns the function that must run the task, whatever the stage's routing table says; empty:
+// any function of the stage may.
+func (t *Task) Only() string {
+	for i := range t.Pins {
+		if t.Pins[i].Revision == 0 {
+			return t.Pins[i].Function
+		}
+	}
+	return ""
 }
 
 // Pinned returns the revision of a function that must run the task; 0: any.
 func (t *Task) Pinned(function string) uint64 {
 	for i := range t.Pins {
-		if t.Pins[i].Function == function {
-			return t.Pins[i].Revision
+		if p := &t.Pins[i]; p.Function == function && p.Revision != 0 {
+			return p.Revision
 		}
 	}
 	return 0

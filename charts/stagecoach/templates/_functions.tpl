@@ -6,6 +6,9 @@
 {{- if or $pods $values.secrets }}{{ $kept = append $kept "secrets" }}{{ end -}}
 {{- if $pods }}{{ $kept = append $kept "objects" }}{{ end -}}
 {{- if $values.optIn }}{{ $kept = append $kept "optIn" }}{{ end -}}
+{{- if and $pods (has .Release.Namespace .Values.keysManager.podNamespaces) -}}
+{{- fail (printf "keysManager.podNamespaces: want namespaces other than the release's (%s): a daemon may make pods there" .Release.Namespace) -}}
+{{- end -}}
 {{- if and $kept (not (has .Values.functionNamespace .Values.keysManager.podNamespaces)) -}}
 {{- fail (printf "keysManager.podNamespaces: want functionNamespace (%s) too" .Values.functionNamespace) -}}
 {{- end -}}

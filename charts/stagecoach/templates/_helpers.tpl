@@ -14,6 +14,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
 {{- /* Name of objects that belong to no namespace. A colon is allowed there, and in no other name. */}}
+{{- /* Identifies the release in labels of functions' pods. */}}
+{{- define "stagecoach.installation" -}}
+{{ printf "%s.%s" .Release.Name .Release.Namespace | trunc 63 | trimSuffix "-" | trimSuffix "." }}
+{{- end }}
+
 {{- define "stagecoach.clusterName" -}}
 stagecoach:{{ .Release.Namespace }}:{{ .Release.Name }}
 {{- end }}

@@ -76,10 +76,13 @@ func showNext(d schema.Demand, out io.Writer) {
 	}
 	fmt.Fprintln(out)
 	t := console.NewTable(out)
-	fmt.Fprintln(t, "FROM\tTO\tPROBABILITY\tITEMS PER ITEM")
+	fmt.Fprintln(t, "FROM\tTO\tPROBABILITY\tITEMS PER ITEM\tCALLS\tLATEST")
 	for _, s := range d.Stages {
 		for _, n := range s.Next {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, n.Stage, figure(n.Probability), figure(n.Factor))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t\t\n", s.Name, n.Stage, figure(n.Probability), figure(n.Factor))
+			for _, v := range n.Variants {
+				fmt.Fprintf(t, "  %s\t\t\t%s\t%s\t%s\n", v.Function, figure(v.Factor), figure(v.Calls), v.Last.UTC().Format(time.DateTime))
+			}
 		}
 	}
 	_ = t.Flush() // a later write to the same output reports the fault

@@ -68,6 +68,9 @@ func describeFunction(f client.FunctionStatus, d client.Deployment, gateway stri
 	if why := d.Annotations[provider.BatchAnnotation]; why != "" {
 		fmt.Fprintf(t, "Batch:\t%s\n", strings.TrimPrefix(why, "batch "))
 	}
+	if text := d.Annotations[provider.AccuracyAnnotation]; text != "" {
+		fmt.Fprintf(t, "Accuracy:\t%s\n", text)
+	}
 	if all := d.Annotations[provider.VariantsAnnotation]; all != "" {
 		fmt.Fprintf(t, "Variants:\t%s\n", strings.ReplaceAll(all, " | ", "\n\t")) // one line per variant
 	}

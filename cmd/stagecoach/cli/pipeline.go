@@ -75,6 +75,7 @@ func describePipeline(p provider.PipelineStatus, out io.Writer) error {
 			fmt.Fprintf(t, "  %s\t%d/%d\t\t\t%s\n", v.Title(), v.AvailableReplicas, v.Replicas, v.Status)
 		}
 	}
+	describeChains(p, t)
 	for _, f := range p.Faults {
 		fmt.Fprintf(t, "\nFault:\tfunction %q, %s: got %s, want %s\n", f.Function, f.Annotation, f.Got, f.Want)
 	}
@@ -82,4 +83,22 @@ func describePipeline(p provider.PipelineStatus, out io.Writer) error {
 		fmt.Fprintf(t, "\nWarning:\tfunction %q, %s: got %s, want %s\n", f.Function, f.Annotation, f.Got, f.Want)
 	}
 	return t.Flush()
+}
+
+// shownChains is the largest number of chains that describe lists; --json has all.
+const shownChains = 32
+
+// describeChains lists the chains of functions through a pipeline, with their accuracy.
+func describeChains(p provider.PipelineStatus, out io.Writer) {
+	if len(p.Chains) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\nCHAIN\tACCURACY\tFROM\n")
+	for i := range p.Chains[:min(len(p.Chains), shownChains)] {
+		c := &p.Chains[i]
+		fmt.Fprintf(out, "%s\t%.4g\t%s\n", strings.Join(c.Functions, " → "), c.Accuracy, c.Source())
+	}
+	if more := len(p.Chains) - shownChains; more > 0 {
+		fmt.Fprintf(out, "and %d more (--json)\n", more)
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/internal/score"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
@@ -33,6 +34,7 @@ type profileFlags struct {
 	inputs      console.Repeated
 	contentType string
 	rule        profile.Rule
+	accuracy    accuracyFlags
 }
 
 // settle is how long a replica has a new quota before it is measured. The kernel refills a quota
@@ -56,8 +58,14 @@ func parseProfile(args []string) (*profileFlags, error) {
 	fs.StringVar(&f.contentType, "content-type", "", "of the inputs (default: guessed)")
 	fs.Float64Var(&f.rule.Relative, "relative", 0.05, "half width of the mean's 95 % confidence interval that is good enough, of the mean")
 	fs.IntVar(&f.rule.Most, "most", 2000, "batches that a point may take")
+	fs.StringVar(&f.accuracy.folder, "accuracy", "", "measure how accurate answers are instead: FOLDER with inputs and the expected answers")
+	fs.StringVar(&f.accuracy.scorer, "scorer", "exact", "compares answers: "+score.Names)
+	fs.IntVar(&f.accuracy.least, "min", 20, "inputs that the folder needs at least")
 	var err error
 	if f.name, err = console.OneName(fs, args); err != nil {
+		return nil, err
+	}
+	if err := f.either(fs); err != nil {
 		return nil, err
 	}
 	if !(f.rule.Relative > 0 && f.rule.Relative < 1) {
@@ -67,6 +75,26 @@ func parseProfile(args []string) (*profileFlags, error) {
 		return nil, fmt.Errorf("profile: --most %d, want at least %d", f.rule.Most, profile.Least)
 	}
 	return f, nil
+}
+
+// either refuses flags that have no effect beside the others.
+func (f *profileFlags) either(fs *flag.FlagSet) (err error) {
+	fs.Visit(func(given *flag.Flag) {
+		switch given.Name {
+		case "show", "chart", "cpu", "batch", "input", "relative", "most":
+			if f.accuracy.folder != "" {
+				err = fmt.Errorf("profile: --%s and --accuracy, want one of them", given.Name)
+			}
+		case "scorer", "min":
+			if f.accuracy.folder == "" {
+				err = fmt.Errorf("profile: --%s without --accuracy FOLDER", given.Name)
+			}
+		}
+	})
+	if err == nil && f.accuracy.least < 1 {
+		err = fmt.Errorf("profile: --min %d, want at least 1", f.accuracy.least)
+	}
+	return err
 }
 
 // numbers reads a list of numbers above 0, with commas between them.
@@ -104,6 +132,9 @@ func Profile(ctx context.Context, args []string, out io.Writer) error {
 	c, err := f.api.open("")
 	if err != nil {
 		return err
+	}
+	if f.accuracy.folder != "" {
+		return f.measureAccuracy(ctx, c, out)
 	}
 	path := "/system/function/" + url.PathEscape(f.name)
 	if !f.show {

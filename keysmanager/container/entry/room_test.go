@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,8 +25,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	signals := make(chan os.Signal, 64)
-	signal.Notify(signals)
+	signals := hear()
 	if _, err := begin(conn); err == nil {
 		panic("want a room")
 	}
@@ -175,5 +173,29 @@ func TestARoomEndsWithItsConnection(t *testing.T) {
 	_ = r.cmd.Wait()
 	if got := r.cmd.ProcessState.ExitCode(); got != killed {
 		t.Fatalf("exit status %d, want %d", got, killed)
+	}
+}
+
+// TestProgramsIgnoreNoSignals checks that a program of a pod ends by SIGTERM if it does not handle
+// that.
+func TestProgramsIgnoreNoSignals(t *testing.T) {
+	r := newRig(t)
+	in, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	c, _ := r.program("exec cat /proc/self/status", out)
+	_ = out.Close()
+	r.status(c, 0)
+	b, err := io.ReadAll(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(b), "SigIgn:")
+	text, _, _ := strings.Cut(rest, "\n")
+	ignored, err := strconv.ParseUint(strings.TrimSpace(text), 16, 64)
+	if err != nil || ignored&(1<<(unix.SIGTERM-1)) != 0 {
+		t.Errorf("ignored signals: %q, %v, want no SIGTERM among them", text, err)
 	}
 }

@@ -88,11 +88,7 @@ func run(pod bool) {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		os.Exit(fail(nil, fmt.Errorf("undumpable: %w", err)))
 	}
-	// SIGCHLD wakes the loop of reap.
-	signals := make(chan os.Signal, 64)
-	if signal.Notify(signals); pod {
-		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
-	}
+	signals := hear()
 	conn, err := dial(pod)
 	if err != nil {
 		os.Exit(fail(nil, err))
@@ -108,7 +104,15 @@ func run(pod bool) {
 		_, _ = conn.Read(make([]byte, 1)) // nothing is sent: it returns when the Runtime has gone
 		os.Exit(killed)
 	}()
-	os.Exit(reap(conn, pid, signals))
+	os.Exit(reap(conn, pid, signals, pod))
+}
+
+// hear returns this process's signals. SIGCHLD wakes the loop of reap. None is ignored, because the
+// programs would inherit that.
+func hear() <-chan os.Signal {
+	signals := make(chan os.Signal, 64)
+	signal.Notify(signals)
+	return signals
 }
 
 // threads is more than the number of goroutines of this program and of its libraries.
@@ -245,9 +249,9 @@ func find(program string, env []string) (string, error) {
 	return "", fmt.Errorf("%s: not in the image's PATH", program)
 }
 
-// reap reaps children and hands on signals until the program has ended. It returns the exit status
-// of the container.
-func reap(conn *net.UnixConn, program int, signals <-chan os.Signal) int {
+// reap reaps children until the program has ended, and returns the exit status of the container. It
+// hands on signals, but not in a pod: there, they are the kubelet's, and the Runtime decides.
+func reap(conn *net.UnixConn, program int, signals <-chan os.Signal, pod bool) int {
 	for {
 		for {
 			var status unix.WaitStatus
@@ -268,7 +272,8 @@ func reap(conn *net.UnixConn, program int, signals <-chan os.Signal) int {
 			return status.ExitStatus()
 		}
 		s, ok := (<-signals).(syscall.Signal)
-		if ok && s != unix.SIGCHLD && s != unix.SIGURG && s != unix.SIGPIPE { // Go uses SIGURG itself
+		// Go uses SIGURG itself.
+		if ok && !pod && s != unix.SIGCHLD && s != unix.SIGURG && s != unix.SIGPIPE {
 			_ = unix.Kill(program, s) // it may have just ended
 		}
 	}
