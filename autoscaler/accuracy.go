@@ -26,7 +26,7 @@ import (
 type Accuracy struct {
 	greedy GreedyMix
 	waits  bool
-	work   float64 // of all searches of a decision
+	work   work // of all searches of a decision
 }
 
 // NewAccuracy returns an Accuracy. It leaves half of the objective for waits, without hops, and
@@ -138,7 +138,7 @@ type exactMix struct {
 	functions []*plan.Function // of the lanes
 	pasts     []Past
 	demand    []float64 // expected, by pipeline
-	left      float64   // work that the decision may still use
+	left      work      // that the decision may still use
 }
 
 // decide plans, if that is due, and makes the mix of the plan in force.
@@ -149,7 +149,7 @@ func (z Accuracy) decide(e *exactMix) (plan.Mix, error) {
 		switch {
 		case err == nil:
 			p = next
-		case e.follows(p):
+		case z.follows(e, p):
 			failure = "; no new plan: " + err.Error()
 		default:
 			return plan.Mix{}, err
@@ -397,7 +397,7 @@ func (e *exactMix) text(p *accuracy.Problem, s *accuracy.Solution) string {
 			wide.Stages[i].Variants[k].Uses, wide.Stages[i].Variants[k].Most = nil, 0
 		}
 	}
-	full, err := e.spend(&wide, 1)
+	full, err := e.left.spend(&wide, 1)
 	if err != nil || full.Served < 1-1e-6 {
 		return text
 	}

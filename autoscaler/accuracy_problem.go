@@ -34,7 +34,7 @@ func (e *exactMix) build() string {
 				return "variants of stage " + st.name + " take different lengths"
 			}
 			known = known || l.f.Service.Known && l.f.Service.Mean > 0 || len(l.f.Profile) > 0
-			out.Variants = append(out.Variants, e.variantOf(l))
+			out.Variants = append(out.Variants, variantOf(l))
 		}
 		e.problem.Stages = append(e.problem.Stages, out)
 	}
@@ -50,7 +50,7 @@ func (e *exactMix) build() string {
 }
 
 // variantOf returns a lane as a variant, with the batches of its profile.
-func (e *exactMix) variantOf(l *mixLane) accuracy.Variant {
+func variantOf(l *mixLane) accuracy.Variant {
 	v := accuracy.Variant{Name: l.f.Name, Accuracy: l.f.Accurate(), Least: l.least, Most: l.most, Factor: itemsPerCall(l.f)}
 	if l.most <= l.least { // Most 0 means no bound
 		v.Most = max(l.least, 1)

@@ -22,27 +22,27 @@ func (z Accuracy) try(e *exactMix, had *AccuracyPlan, why string) (*AccuracyPlan
 	now, failed := e.s.At, AccuracyFailure{Since: e.s.At, At: e.s.At, For: e.signature()}
 	if was := e.was.Failed; was != nil && was.For == failed.For && !was.At.After(now) {
 		if now.Sub(was.At) < planEvery {
-			return nil, e.fail(had, *was)
+			return nil, z.fail(e, had, *was)
 		}
 		failed.Since = was.Since
 	}
 	p, err := z.plan(e, had, why)
 	if err != nil {
 		failed.Text = strings.TrimPrefix(err.Error(), "accuracy: ")
-		return nil, e.fail(had, failed)
+		return nil, z.fail(e, had, failed)
 	}
 	return p, nil
 }
 
 // fail remembers a failure, and returns it as an error.
-func (e *exactMix) fail(had *AccuracyPlan, failed AccuracyFailure) error {
+func (Accuracy) fail(e *exactMix, had *AccuracyPlan, failed AccuracyFailure) error {
 	e.next.Failed, e.next.Plan, e.next.Cheaper = &failed, had, e.was.Cheaper
 	return errors.New(failed.Text)
 }
 
 // follows reports whether a plan stays in force although planning has failed: for planEvery, as far
 // as the budget allows.
-func (e *exactMix) follows(p *AccuracyPlan) bool {
+func (Accuracy) follows(e *exactMix, p *AccuracyPlan) bool {
 	return p != nil && p.For == e.next.Failed.For && e.s.At.Sub(e.next.Failed.Since) < planEvery &&
 		e.b.Exceeded(e.functions, e.targets(p)) == ""
 }
@@ -55,14 +55,14 @@ const mostRounds = 3
 // solve returns the best plan for a problem. With predicted waits, it sets the rates of batches.
 func (z Accuracy) solve(e *exactMix, p *accuracy.Problem) (*accuracy.Solution, error) {
 	if !z.waits {
-		return e.spend(p, 1)
+		return e.left.spend(p, 1)
 	}
-	s, err := e.spend(p, mostRounds+1)
+	s, err := e.left.spend(p, mostRounds+1)
 	for round := range mostRounds {
 		if err != nil || !e.use(p, s) {
 			break
 		}
-		s, err = e.spend(p, mostRounds-round)
+		s, err = e.left.spend(p, mostRounds-round)
 	}
 	return s, err
 }
@@ -70,12 +70,15 @@ func (z Accuracy) solve(e *exactMix, p *accuracy.Problem) (*accuracy.Solution, e
 // goals is the number of objectives of a problem.
 const goals = len(accuracy.Solution{}.Gaps)
 
+// work is operations of searches that are left.
+type work float64
+
 // spend solves a problem with an equal part of the work that is left for so many problems.
-func (e *exactMix) spend(p *accuracy.Problem, problems int) (*accuracy.Solution, error) {
-	p.Work = max(e.left/float64(problems*goals), 1)
+func (w *work) spend(p *accuracy.Problem, problems int) (*accuracy.Solution, error) {
+	p.Work = max(float64(*w)/float64(problems*goals), 1)
 	s, err := p.Solve()
 	if s != nil {
-		e.left -= s.Work
+		*w -= work(s.Work)
 	}
 	return s, err
 }

@@ -52,24 +52,24 @@ func TestAFailureKeepsThePlan(t *testing.T) {
 func TestADecisionHasOneBudgetOfWork(t *testing.T) {
 	t.Parallel()
 	for _, z := range []Accuracy{NewAccuracy(Config{}), NewAccuracyWithWaits(Config{})} {
-		for _, work := range []float64{1e4, 1e5, planWork} {
+		for _, given := range []work{1e4, 1e5, planWork} {
 			w := newTraffic(t)
 			w.z = z
-			w.z.work = work
+			w.z.work = given
 			w.run(1, 300, 0, nil)
 			d := plan.Domains(w.s)[0]
 			mx, err := newMixing(&w.s, d, z.greedy.sizer.cfg.meanPart())
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := &exactMix{mixing: mx, s: &w.s, d: d, b: &w.budget, left: work}
+			e := &exactMix{mixing: mx, s: &w.s, d: d, b: &w.budget, left: given}
 			e.next.Greedy = Memory{}
 			if why := e.build(); why != "" {
 				t.Fatal(why)
 			}
 			_, _ = w.z.decide(e) // with little work, there is no plan
-			if e.left >= work || e.left < -work/5 {
-				t.Errorf("waits %v: %v of %v left, want some used, and little more than there is", z.waits, e.left, work)
+			if e.left >= given || e.left < -given/5 {
+				t.Errorf("waits %v: %v of %v left, want some used, and little more than there is", z.waits, e.left, given)
 			}
 		}
 	}
