@@ -47,7 +47,7 @@ type choices struct {
 }
 
 // errTooMany says that a problem is too large.
-var errTooMany = fmt.Errorf("accuracy: more than %d chains of variants and batches fit, want fewer batches", mostChains)
+var errTooMany = fmt.Errorf("accuracy: more than %d chains of variants and batches fit, or %d places in them are listed, want fewer batches", mostChains, mostNodes)
 
 // Dominated is a variant that is never used, because another one of its stage is better.
 type Dominated struct{ Stage, Variant, By int }
