@@ -164,7 +164,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		Dropped:     func(_ pipeline.Key, replica string, death task.Death) { u.local.Lost(replica, death) },
 	}
 	if u.leading.outside() {
-		cfg.Bus, cfg.Most = u.leading.owners, u.leading.Most()
+		cfg.Bus, cfg.Most, cfg.Me = u.leading.owners, u.leading.Most(), u.leading.me
 		cfg.Apart = func(to string) bool { return u.flow.Elsewhere(to) }
 	}
 	if u.lines, err = dispatch.New(cfg); err != nil {

@@ -40,14 +40,15 @@ type Machines struct {
 	changed func()
 	log     *slog.Logger
 
-	mu sync.Mutex
-	by map[string]Record
+	mu   sync.Mutex
+	by   map[string]Record
+	news chan struct{} // closed by the next change
 }
 
 // Open reads the records, and follows them until stop is called. changed is called after each
 // change. It must not block.
 func Open(ctx context.Context, store Store, changed func(), log *slog.Logger) (m *Machines, stop func(), err error) {
-	m = &Machines{store: store, changed: changed, log: log, by: map[string]Record{}}
+	m = &Machines{store: store, changed: changed, log: log, by: map[string]Record{}, news: make(chan struct{})}
 	if stop, err = store.Watch(context.WithoutCancel(ctx), m.apply); err != nil {
 		return nil, nil, err
 	}
@@ -62,6 +63,8 @@ func (m *Machines) apply(e queue.Entry) {
 	} else {
 		m.by[e.Key] = decode(e.Value)
 	}
+	close(m.news)
+	m.news = make(chan struct{})
 	m.mu.Unlock()
 	m.changed()
 }
@@ -118,13 +121,14 @@ func (m *Machines) Any() bool {
 	return len(m.by) > 0
 }
 
-// set makes the records those of the machines in want, with their causes.
+// set makes the records those of the machines in want, with their causes. It returns when the watch
+// has shown all changes, so that the next call knows them.
 func (m *Machines) set(ctx context.Context, want map[string]string) error {
 	m.mu.Lock()
 	have := maps.Clone(m.by)
 	m.mu.Unlock()
 	for _, machine := range slices.Sorted(maps.Keys(want)) {
-		if r, ok := have[machine]; ok && r.V == Version && r.Cause == want[machine] {
+		if have[machine].says(want[machine]) {
 			continue
 		}
 		b, err := json.Marshal(Record{V: Version, Cause: want[machine], Since: time.Now().UTC()})
@@ -145,7 +149,33 @@ func (m *Machines) set(ctx context.Context, want map[string]string) error {
 		}
 		m.log.Info("the nodes of a machine take new replicas", "machine", machine)
 	}
-	return nil
+	return m.await(ctx, want)
+}
+
+// says reports whether a record has this cause. The zero Record has none.
+func (r Record) says(cause string) bool { return r.V == Version && r.Cause == cause }
+
+// shown bounds how long a change of a record takes until the watch shows it.
+const shown = 10 * time.Second
+
+// await waits until the records are those of the machines in want.
+func (m *Machines) await(ctx context.Context, want map[string]string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, shown, fmt.Errorf("the watch of the records has not shown a change within %v", shown))
+	defer cancel()
+	for {
+		m.mu.Lock()
+		same := maps.EqualFunc(m.by, want, Record.says)
+		news := m.news
+		m.mu.Unlock()
+		if same {
+			return nil
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // again is how long Follow waits after a source has ended, or has failed.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -21,6 +22,7 @@ type memory struct {
 	fs     []func(queue.Entry)
 	fails  error // of writes
 	writes int
+	late   time.Duration // of what a watch shows; negative: it shows nothing
 }
 
 func (s *memory) write(e queue.Entry) error {
@@ -34,7 +36,12 @@ func (s *memory) write(e queue.Entry) error {
 		delete(s.by, e.Key)
 	}
 	for _, f := range s.fs {
-		f(e)
+		switch {
+		case s.late > 0:
+			time.AfterFunc(s.late, func() { s.mu.Lock(); defer s.mu.Unlock(); f(e) })
+		case s.late == 0:
+			f(e)
+		}
 	}
 	return nil
 }
@@ -139,6 +146,53 @@ func testFollow(t *testing.T) {
 	s.fails = nil
 	if follow(t, m, []map[string]string{{}}); m.Any() {
 		t.Errorf("records are left: %v", m.by)
+	}
+}
+
+// TestLateWatch has records that come back some time after they were written. A machine that is
+// opened again at once must not stay closed, and one that is closed again must not stay open.
+func TestLateWatch(t *testing.T) { synctest.Test(t, testLateWatch) }
+
+func testLateWatch(t *testing.T) {
+	t.Helper()
+	const cordoned = "its machine is cordoned"
+	s := &memory{by: map[string][]byte{}, late: time.Second}
+	m, _, log := open(t, s)
+	quick := func(states ...map[string]string) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		m.Follow(ctx, func(_ context.Context, f func(map[string]string) error) error {
+			defer cancel()
+			for _, state := range states {
+				if err := f(state); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		time.Sleep(time.Minute) // of the test's clock
+	}
+	closed, none := map[string]string{"worker-1": cordoned}, map[string]string{}
+	if quick(closed, none); m.Any() || len(s.by) > 0 {
+		t.Errorf("closed, and opened at once: %v", m.by)
+	}
+	s.writes = 0
+	if quick(closed, closed); s.writes != 1 {
+		t.Errorf("%d writes, want one: nothing has changed after the first", s.writes)
+	}
+	if quick(none, closed); !m.Any() || len(s.by) != 1 {
+		t.Errorf("opened, and closed at once: %v", m.by)
+	}
+	s.late = -1
+	if quick(none); len(s.by) > 0 {
+		t.Errorf("left: %v", s.by)
+	}
+	if log.Len() == 0 || strings.Contains(log.String(), "level=ERROR") {
+		t.Errorf("log: %s", log)
+	}
+	follow(t, m, []map[string]string{none})
+	if !strings.Contains(log.String(), "has not shown a change within 10s") {
+		t.Errorf("nothing is said of a watch that shows nothing: %s", log)
 	}
 }
 

@@ -17,7 +17,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -37,9 +40,12 @@ var ErrNoPod = errors.New("kube: this process is not in a pod that has a service
 // Client calls the API server. It is safe for concurrent use.
 type Client struct {
 	base    string // URL of the API server
-	account string // folder with the file token, which the kubelet renews
-	http    *http.Client
+	account string // folder with the files token and ca.crt, which the kubelet renews
+	http    atomic.Pointer[http.Client]
 	pause   time.Duration // the first one of [Client.Follow] after an error
+
+	mu sync.Mutex // held to read ca.crt
+	ca []byte     // ca.crt as http has it
 }
 
 // Address returns the URL of the API server of the cluster that this pod belongs to; empty: this
@@ -64,13 +70,28 @@ func InPod() (*Client, error) {
 // New returns a client for the API server at a URL. account is a folder with a service account's
 // credentials: the files token and ca.crt, the certificate of the API server's authority.
 func New(base, account string) (*Client, error) {
-	ca, err := os.ReadFile(filepath.Join(account, "ca.crt"))
+	c := &Client{base: base, account: account, pause: pauseLeast}
+	if err := c.trust(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// trust reads the certificate of the API server's authority. If the file has changed since it was
+// last read, new requests use the new certificate.
+func (c *Client) trust() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ca, err := os.ReadFile(filepath.Join(c.account, "ca.crt"))
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoPod, err)
+		return fmt.Errorf("%w: %w", ErrNoPod, err)
+	}
+	if bytes.Equal(ca, c.ca) && c.http.Load() != nil {
+		return nil
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(ca) {
-		return nil, fmt.Errorf("kube: %s/ca.crt has no certificate", account)
+		return fmt.Errorf("kube: %s/ca.crt has no certificate", c.account)
 	}
 	transport := &http.Transport{
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: true,
@@ -78,7 +99,11 @@ func New(base, account string) (*Client, error) {
 		// A watch ends soon if the API server is gone without a word.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
 	}
-	return &Client{base, account, &http.Client{Transport: transport}, pauseLeast}, nil
+	c.ca = ca
+	if before := c.http.Swap(&http.Client{Transport: transport}); before != nil {
+		before.CloseIdleConnections()
+	}
+	return nil
 }
 
 // Content types of bodies.
@@ -116,8 +141,25 @@ func readAnswer(resp *http.Response) ([]byte, error) {
 	return b, err
 }
 
-// send sends a request. The caller closes the body of the answer, whose status is a success.
+// send sends a request. The caller closes the body of the answer, whose status is a success. If the
+// API server has another authority by now, or is busy, the request is sent once more.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	used := c.http.Load()
+	resp, err := r.try(ctx, c, used)
+	if unknown := (*tls.CertificateVerificationError)(nil); errors.As(err, &unknown) {
+		// Another request may have read the file meanwhile.
+		if c.trust() == nil && c.http.Load() != used {
+			resp, err = r.try(ctx, c, c.http.Load())
+		}
+	}
+	if busy := (*Refused)(nil); errors.As(err, &busy) && busy.again(ctx) {
+		resp, err = r.try(ctx, c, c.http.Load())
+	}
+	return resp, err
+}
+
+// try sends a request of c once.
+func (r request) try(ctx context.Context, c *Client, through *http.Client) (*http.Response, error) {
 	token, err := os.ReadFile(filepath.Join(c.account, "token"))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoPod, err)
@@ -138,7 +180,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	if r.kind != "" {
 		req.Header.Set("Content-Type", r.kind)
 	}
-	resp, err := c.http.Do(req)
+	resp, err := through.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +190,9 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		return nil, refusal(resp.StatusCode, b)
+		refused := refusal(resp.StatusCode, b)
+		refused.later = resp.Header.Get("Retry-After")
+		return nil, refused
 	}
 	return resp, nil
 }
@@ -158,6 +202,26 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 type Refused struct {
 	Status  int // of HTTP
 	Message string
+	later   string // seconds after which the API server takes the request; empty: it does not say
+}
+
+// again waits until the API server takes a request that it has refused because it is busy. It
+// reports false if the server does not say when that is, or if it is too late for ctx.
+func (e *Refused) again(ctx context.Context) bool {
+	seconds, err := strconv.ParseUint(e.later, 10, 16)
+	if e.Status != http.StatusTooManyRequests || err != nil {
+		return false
+	}
+	pause := time.Duration(seconds) * time.Second
+	if end, bounded := ctx.Deadline(); pause > answerTimeout || bounded && time.Until(end) < pause {
+		return false
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(pause):
+		return true
+	}
 }
 
 // Error implements error.
@@ -179,12 +243,12 @@ func refusedWith(err error, status int) bool {
 }
 
 // refusal returns the error in an answer.
-func refusal(code int, body []byte) error {
+func refusal(code int, body []byte) *Refused {
 	var status struct {
 		Message string `json:"message"`
 	}
 	if json.Unmarshal(body, &status) != nil || status.Message == "" {
 		status.Message = http.StatusText(code)
 	}
-	return &Refused{code, status.Message}
+	return &Refused{Status: code, Message: status.Message}
 }

@@ -82,7 +82,7 @@ func TestSecretValue(t *testing.T) {
 func TestClientTrustsOnlyTheClustersAuthority(t *testing.T) {
 	c, _ := server(t, map[string][]byte{})
 	// As if the file was of another cluster.
-	c.http.Transport.(*http.Transport).TLSClientConfig.RootCAs = x509.NewCertPool()
+	c.http.Load().Transport.(*http.Transport).TLSClientConfig.RootCAs = x509.NewCertPool()
 	if _, err := c.Value(t.Context(), Secret{"ns", "join"}, "token"); err == nil {
 		t.Error("a client connects to a server whose authority it does not trust")
 	}

@@ -340,6 +340,7 @@ func (o *owner) reply(e *answered) {
 // size will do.
 func (o *owner) send(e *answered, most int) {
 	r, f := e.Reply.Reply, e.f
+	r.SignBack(o.shell.cfg.Me)
 	buf := o.shell.buffers.Get().(*[]byte)
 	*buf = wire.AppendReply((*buf)[:0], r)
 	if n := len(*buf); most > 0 && n > most {

@@ -37,6 +37,7 @@ type memoryBus struct {
 	mu       sync.Mutex
 	handlers map[string]func([]byte, bool)
 	replies  chan *task.Reply
+	stopping func() // called when a stop begins; nil: nothing is
 }
 
 func (b *memoryBus) Tasks(function string, handler func([]byte, bool)) (func(), error) {
@@ -47,6 +48,9 @@ func (b *memoryBus) Tasks(function string, handler func([]byte, bool)) (func(), 
 	}
 	b.handlers[function] = handler
 	return func() {
+		if b.stopping != nil {
+			b.stopping()
+		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		delete(b.handlers, function)

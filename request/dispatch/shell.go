@@ -41,6 +41,9 @@ type Config struct {
 	Items      Items // nil: no node keeps items
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
+	// Me is the id of this process among those that own functions, for [task.Reply.SignBack]; empty:
+	// it is the only one.
+	Me string
 
 	// Near takes a reply to a coordinator in this process, without encoding. If it returns false,
 	// the reply goes over the bus. If Near is nil, all replies go over the bus.

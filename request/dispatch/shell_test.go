@@ -381,6 +381,38 @@ func TestRemoveAnswersTasksAndClosesConnections(t *testing.T) {
 	}
 }
 
+// TestCloseStopsAllFunctionsTogether has a bus whose stops end only after all of them have begun.
+func TestCloseStopsAllFunctionsTogether(t *testing.T) {
+	r := newRig(t, Spec{})
+	r.shell.cfg.Me = "me"
+	for _, name := range []string{"g.ns", "h.ns", "v.ns"} {
+		spec := Spec{Function: pipeline.ParseKey(name)}
+		if name == "v.ns" {
+			spec.VariantOf = pipeline.ParseKey("f.ns")
+		}
+		if err := r.shell.Ensure(spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.submit("a")
+	begun := make(chan struct{}, 4)
+	ctx, goOn := context.WithCancel(t.Context())
+	r.bus.stopping = func() { begun <- struct{}{}; <-ctx.Done() }
+	closed := make(chan struct{})
+	go func() { defer close(closed); r.shell.Close() }()
+	defer func() { goOn(); <-closed }()
+	for range 4 {
+		receive(t, begun, "begin of a stop")
+	}
+	r.submit("b") // still on its way
+	goOn()
+	for _, name := range []string{"a", "b"} {
+		if by, back := r.reply(name, task.Unavailable, task.OwnerEnds).GivenBack(); by != "me" || !back {
+			t.Errorf("task %s is given back: %t, by %q, want me", name, back, by)
+		}
+	}
+}
+
 func TestShellExpiresAndCancelsTasks(t *testing.T) {
 	r := newRig(t, Spec{})
 	r.submitUntil("waits", time.Now().Add(time.Second))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -121,14 +122,15 @@ func (s *Shell) Remove(function pipeline.Key) {
 	}
 }
 
-// Close removes all functions.
+// Close removes all functions. All of them stop taking tasks together, because the bus may be slow.
 func (s *Shell) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := changes{s}
+	shut(slices.Collect(maps.Values(*s.functions.Load())))
 	for _, f := range *s.functions.Load() {
 		if s.entry(f.name) == f { // not removed with another function
-			c.end(f.owner.Load(), task.OwnerEnds)
+			c.finish(f.owner.Load(), task.OwnerEnds)
 		}
 	}
 	s.metrics.close()
@@ -172,11 +174,24 @@ func (o *owner) change(ev Event) {
 
 // end ends an owner with all its functions.
 func (s changes) end(o *owner, cause string) {
-	for _, f := range o.functions {
+	shut(o.functions)
+	s.finish(o, cause)
+}
+
+// shut ends the intake of tasks of all these functions at the same time. Removed functions take
+// none.
+func shut(functions []*function) {
+	var all sync.WaitGroup
+	for _, f := range functions {
 		if !f.removed.Load() {
-			f.shut()
+			all.Go(f.shut)
 		}
 	}
+	all.Wait()
+}
+
+// finish ends an owner whose functions take no more tasks.
+func (s changes) finish(o *owner, cause string) {
 	o.mu.Lock()
 	for _, f := range o.functions {
 		f.closed = true

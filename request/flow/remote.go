@@ -170,7 +170,8 @@ func (r *remote) forget(k task.Key) (owner string, there bool) {
 
 // end removes a task whose reply has come. It reports false if the task was sent to an owner that
 // has given up its function, or is about to: then it waits for the next owner, and the reply does
-// not count.
+// not count. A reply of an owner that had the task before does not count either, if it gives the
+// task back: another owner may have begun the task.
 func (r *remote) end(reply *task.Reply) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,7 +179,11 @@ func (r *remote) end(reply *task.Reply) bool {
 	if p == nil {
 		return true
 	}
-	given := p.owner != r.c.cfg.Remote.Owner(p.task.Function) || reply.Message == task.OwnerEnds
+	by, back := reply.GivenBack()
+	if back && by != "" && by != p.owner {
+		return false
+	}
+	given := back || p.owner != r.c.cfg.Remote.Owner(p.task.Function)
 	if reply.Code == task.Unavailable && reply.Replica == "" && given {
 		delete(r.tags, p.tag) // a message that comes back says nothing about the next owner
 		p.owner, p.moved = "", time.Time{}

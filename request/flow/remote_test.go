@@ -2,6 +2,7 @@ package flow
 
 import (
 	"cmp"
+	"context"
 	"net/http"
 	"strings"
 	"sync"
@@ -358,6 +359,68 @@ func TestTasksGivenBackAreNotLost(t *testing.T) {
 	o.move("y", nil)
 	if terr := <-done; terr != nil {
 		t.Errorf("got %+v, want the answer of y", terr)
+	}
+	r.close()
+}
+
+// TestGivenBackTwice has an owner give a task back, and say so again while the next owner has the
+// task. The task, which may not run twice, stays with the next owner. If that one gives it back,
+// too, the one after it gets the task.
+func TestGivenBackTwice(t *testing.T) {
+	back := func(owner string) []*task.Reply {
+		r := &task.Reply{Code: task.Unavailable, Message: task.OwnerEnds}
+		r.SignBack(owner)
+		return []*task.Reply{r}
+	}
+	x, y := &process{}, &process{}
+	o := &owners{owner: "x", processes: map[string]*process{"x": x, "y": y, "z": {work: echoes}}}
+	x.work = func(*task.Task) []*task.Reply {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		x.gone = true
+		return back("x")
+	}
+	ctx, goOn := context.WithCancel(t.Context())
+	defer goOn()
+	y.work = func(*task.Task) []*task.Reply { <-ctx.Done(); return back("y") }
+	r, invoke := remoteRig(t, o, false)
+	done := invoke()
+	has := func(owner string) func() bool {
+		return func() bool {
+			r.remote.mu.Lock()
+			defer r.remote.mu.Unlock()
+			for _, p := range r.remote.sent {
+				return p.owner == owner
+			}
+			return false
+		}
+	}
+	proctest.Until(t, "the task to be given back", has(""))
+	o.move("y", nil)
+	proctest.Until(t, "the next owner to get the task", has("y"))
+	r.remote.mu.Lock()
+	var key task.Key
+	for k := range r.remote.sent {
+		key = k
+	}
+	r.remote.mu.Unlock()
+	again := back("x")[0]
+	again.Key = key
+	r.receive(wire.AppendReply(nil, again))
+	if !has("y")() {
+		t.Fatal("an owner that has given the task back has taken it from the next one")
+	}
+	o.mu.Lock()
+	y.gone = true
+	o.mu.Unlock()
+	goOn()
+	proctest.Until(t, "the task to be given back again", has(""))
+	o.move("z", nil)
+	if terr := <-done; terr != nil {
+		t.Errorf("got %+v, want the answer of z", terr)
+	}
+	if got := strings.Join(o.got, " "); got != "x y z" {
+		t.Errorf("tasks %q, want each owner to get it once", got)
 	}
 	r.close()
 }

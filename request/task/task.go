@@ -153,6 +153,31 @@ const (
 // reply names no replica, none has had the task.
 const OwnerEnds = "the dispatcher shuts down"
 
+// ownerHeader names the owner in a reply that gives a task back. Processes of earlier releases
+// neither send it nor use it.
+const ownerHeader = "Stagecoach-Owner"
+
+// SignBack adds the owner's id to a reply that gives a task back. It leaves other replies alone.
+func (r *Reply) SignBack(owner string) {
+	if _, back := r.GivenBack(); back && owner != "" {
+		r.Header = []Header{{ownerHeader, owner}}
+	}
+}
+
+// GivenBack reports whether a reply gives a task back that no replica has had, because the owner of
+// its function ends. owner is the owner's id; empty: it has not signed.
+func (r *Reply) GivenBack() (owner string, back bool) {
+	if r.Code != Unavailable || r.Message != OwnerEnds || r.Replica != "" {
+		return "", false
+	}
+	for _, h := range r.Header {
+		if h.Name == ownerHeader {
+			return h.Value, true
+		}
+	}
+	return "", true
+}
+
 // DropReason says why a policy dropped a task. Values are short, so that they fit a header and a
 // label of a metric.
 type DropReason string
