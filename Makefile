@@ -28,7 +28,7 @@ TESTS     := -vet=off '-ldflags=-w -extldflags=-Wl,-z,lazy'
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images images-oci images-push demo test test-python test-solvers test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd test-images-oci kubernetes test-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images images-oci images-push demo test test-python test-solvers test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd test-images-oci kubernetes test-kubernetes bench-kubernetes record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,10 @@ kubernetes: ## build Kubernetes for tests, once per version, outside of this fol
 test-kubernetes: kubernetes images images-oci ## the chart on a real Kubernetes; needs root
 	@scripts/tools --containerd --kubernetes
 	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
+
+bench-kubernetes: kubernetes images images-oci ## where functions run on Kubernetes: in pods of their own, or not; needs root
+	@scripts/tools --containerd --kubernetes
+	CI=true STAGECOACH_KUBERNETES_TEST=1 STAGECOACH_KUBERNETES_BENCH=1 $(GO) test $(LAZY) -count=1 -timeout 20m -run TestDesigns -v ./internal/kubetest
 
 record: images ## record decisions for the replay tests again, after a change of a policy
 	STAGECOACH_RECORD=$(CURDIR)/autoscaler/testdata/record.jsonl CI=true $(GO) test $(LAZY) -count=1 -timeout 5m -run TestDecisionsOfARealRun -v ./cmd/stagecoach

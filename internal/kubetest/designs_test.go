@@ -91,7 +91,7 @@ func (i *installed) scale(function string, n int) time.Duration {
 // deployModel deploys the model with at least n replicas.
 func (i *installed) deployModel(stack, image string, n int) {
 	i.t.Helper()
-	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  model: {image: %q, labels: "+
+	text := fmt.Sprintf("version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  model: {image: %q, limits: {memory: 200Mi}, labels: "+
 		"{com.openfaas.scale.min: \"%d\", com.openfaas.scale.max: \"40\", com.openfaas.scale.zero: \"%t\"}}\n", image, n, n == 0)
 	if err := os.WriteFile(stack, []byte(text), 0o600); err != nil {
 		i.t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/guest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
