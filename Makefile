@@ -114,7 +114,7 @@ test-kubernetes: kubernetes images images-oci ## the chart on a real Kubernetes;
 	@scripts/tools --containerd --kubernetes
 	CI=true STAGECOACH_KUBERNETES_TEST=1 $(GO) test $(LAZY) -count=1 -timeout 20m -v ./internal/kubetest
 
-bench-kubernetes: kubernetes images images-oci ## pods of functions against one pod per machine; needs root
+bench-kubernetes: kubernetes images images-oci ## compare where functions run; needs root
 	@scripts/tools --containerd --kubernetes
 	CI=true STAGECOACH_KUBERNETES_TEST=1 STAGECOACH_KUBERNETES_BENCH=1 $(GO) test $(LAZY) -count=1 -timeout 20m -run TestDesigns -v ./internal/kubetest
 
