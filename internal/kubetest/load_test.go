@@ -34,13 +34,20 @@ const holds = 6
 
 // TestLoad changes a cluster while requests come: it drains a machine, deletes pods and rolls all
 // of them. No request may fail that a client tries twice, and no async request may be lost.
-func TestLoad(t *testing.T) {
+func TestLoad(t *testing.T) { underLoad(t, "process") }
+
+// TestLoadInPods is TestLoad with functions in pods of their own, which are evicted and deleted, too.
+func TestLoadInPods(t *testing.T) { underLoad(t, "pod") }
+
+func underLoad(t *testing.T, runtime string) {
 	if os.Getenv("STAGECOACH_KUBERNETES_TEST") == "" {
 		t.Skip("make test-kubernetes runs it")
 	}
 	c := Start(t, Options{Nodes: 3})
 	volumes(c, 6)
-	i := install(t, c, "--set", "keysManager.ort="+ortPath, "--set", "keysManager.drain=40s,gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
+	c.Kubectl("create", "namespace", "openfaas-fn")
+	c.Kubectl("label", "namespace", "openfaas-fn", "pod-security.kubernetes.io/enforce=restricted")
+	i := install(t, c, "--set", "keysManager.runtime="+runtime, "--set", "keysManager.ort="+ortPath, "--set", "keysManager.drain=40s,gateway.replicas=3,gateway.persistence.enabled=true,gateway.persistence.storageClass=shared,nats.persistence.enabled=true,nats.persistence.storageClass=shared")
 	for _, name := range []string{"noop", "wait", "ocr-detect", "ocr-recognise", "ocr-text"} {
 		i.stage(name)
 	}
@@ -66,6 +73,9 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%d of %d replicas were ready while a daemon ended, want replacements first", least, holds)
 		}
 		i.deletePod("control", 3)
+		if runtime == "pod" {
+			i.deleteFunctionPod("hold")
+		}
 		i.deletePod("nats", 3)
 	})
 	c.Took("load and deleted pods")
@@ -135,6 +145,20 @@ func (i *installed) drain() {
 	i.awaitNode(machine, "drained: its machine is cordoned")
 	i.Kubectl("uncordon", machine)
 	i.awaitNode(machine, "ready")
+}
+
+// deleteFunctionPod deletes a pod of a function, and waits for the next one.
+func (i *installed) deleteFunctionPod(function string) {
+	i.t.Helper()
+	pods := func() []string {
+		return strings.Fields(i.Kubectl("get", "pods", "-n", "openfaas-fn", "-l", "faas_function="+function, "-o", "jsonpath={.items[*].metadata.name}"))
+	}
+	first := pods()[0]
+	i.Kubectl("delete", "pod", first, "-n", "openfaas-fn")
+	i.Await("a pod of "+function+" in place of "+first, func() (string, bool) {
+		_, ready := i.replicas(function)
+		return fmt.Sprint(pods(), ready), ready == holds
+	})
 }
 
 // deletePod deletes a pod of a component, and waits for the next one.

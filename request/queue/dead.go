@@ -127,7 +127,7 @@ func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 // lettersOf reads the stream DEAD. ids has the IDs of its letters.
 func lettersOf(ctx context.Context, j *Journal) (all []*DeadLetter, ids map[string]bool, err error) {
 	ids = map[string]bool{}
-	err = scan(ctx, j.dead.stream, func(f found) {
+	err = scan(ctx, j, j.dead.stream, func(f found) {
 		l, err := letter(&f.message, f.seq, f.size)
 		if err != nil {
 			j.log.Error("unknown message in the stream of dead letters; it is kept", "subject", f.subject, "error", err)

@@ -34,7 +34,7 @@ func (s *slowStart) readJournal() {
 func (s *slowStart) readStates() {
 	s.t.Helper()
 	for i, shard := range s.next.shards {
-		if err := scan(s.t.Context(), shard, func(f found) { f.shard = int32(i); s.all = append(s.all, f) }); err != nil {
+		if err := scan(s.t.Context(), s.next, shard, func(f found) { f.shard = int32(i); s.all = append(s.all, f) }); err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -49,4 +50,47 @@ func reread(ctx context.Context, j *Journal, from state, m *message) state {
 		from.at = time.Now().Add(wait)
 	}
 	return from
+}
+
+// missing returns the next state of a record whose state is is not in the stream any more. If
+// another process has ended the record, it is gone. But a process that was overtaken may have stored
+// the record's next state after this process had read the stream, and may have ended then.
+func missing(ctx context.Context, j *Journal, is state) state {
+	if j.cfg.Disk.cluster != nil {
+		next, err := successor(ctx, j, is.item)
+		switch {
+		case err != nil:
+			j.log.Warn("failed to look for a record's next state; trying again", "function", is.item.account.function, "error", err)
+			is.at = time.Now().Add(time.Second)
+			return is
+		case next != "":
+			return reread(ctx, j, is, &message{subject: next})
+		}
+	}
+	logMissing(j, is.item)
+	is.gone = true
+	return is
+}
+
+// successor returns the subject of the state that was stored in place of an item; empty: there is
+// none. Each state has the sequence of the one before it. successor reads the later records of the
+// item's function in the item's shard.
+func successor(ctx context.Context, j *Journal, it item) (subject string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
+	defer cancel()
+	filter := string(append(appendToken(fmt.Appendf(nil, "journal.%d.", it.shard), it.account.function), ".>"...))
+	before := strconv.FormatUint(it.seq, 10)
+	for next := it.seq + 1; ; {
+		raw, err := j.shards[it.shard].GetMsg(ctx, next, jetstream.WithGetMsgSubject(filter))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if raw.Header.Get(jetstream.ExpectedLastSubjSeqHeader) == before {
+			return raw.Subject, nil
+		}
+		next = raw.Sequence + 1
+	}
 }

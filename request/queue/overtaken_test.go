@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 )
 
@@ -238,5 +240,77 @@ func TestStopTakesTasksOnTheirWay(t *testing.T) {
 		n := <-sent
 		until(t, "an account of all tasks", func() bool { return taken.Load()+refused.Load() == n })
 		o.Close()
+	}
+}
+
+// TestOvertakenProcessLeavesItsLastState has a process store the next state of a record after
+// another process has read the stream, and end before it has delivered the result. The other process
+// delivers it.
+func TestOvertakenProcessLeavesItsLastState(t *testing.T) {
+	t.Parallel()
+	of := natstest.Start(t, 1)
+	_, nc := openCluster(t, of, 0)
+	first := openJournal(t, nc, JournalConfig{})
+	running, goOn, delivering := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	stop := work(t, first, func(ctx context.Context, r Record) End {
+		if r.Kind == Callback {
+			close(delivering)
+			<-ctx.Done()
+			return End{Err: ctx.Err()}
+		}
+		close(running)
+		<-goOn
+		return End{Callback: []byte("result of the first"), To: "host"}
+	})
+	enter(t, first, "f", "a", "x")
+	<-running
+	_, nc2 := openCluster(t, of, 0)
+	second := openJournal(t, nc2, JournalConfig{}) // knows the record as one that runs
+	close(goOn)
+	<-delivering // the record has its next state, and the earlier one is deleted
+	stop()
+	got := make(chan string, 2)
+	work(t, second, func(_ context.Context, r Record) End {
+		got <- fmt.Sprint(r.Kind, " ", string(r.Data))
+		return End{}
+	})
+	if what := <-got; what != fmt.Sprint(Callback, " result of the first") {
+		t.Errorf("the second process works on %q, want the callback that is left", what)
+	}
+}
+
+// TestMarksAreNoRecords opens a journal with three copies of each stream twice, and looks at what is
+// left.
+func TestMarksAreNoRecords(t *testing.T) {
+	t.Parallel()
+	of := natstest.Start(t, 3)
+	_, nc := openCluster(t, of, 3)
+	first := openJournal(t, nc, JournalConfig{})
+	enter(t, first, "f", "a", "x")
+	_, nc2 := openCluster(t, of, 3)
+	second := openJournal(t, nc2, JournalConfig{})
+	if n := second.Stats().Resumed; n != 1 {
+		t.Errorf("%d records are found, want 1", n)
+	}
+	for _, s := range append(second.shards, second.dead.stream) {
+		info, err := s.Info(t.Context(), jetstream.WithSubjectFilter(">"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for subject := range info.State.Subjects {
+			if strings.HasSuffix(subject, markSuffix) {
+				t.Errorf("a mark is left: %s", subject)
+			}
+		}
+	}
+	if mark(t.Context(), second, second.shards[0]) == 0 {
+		t.Error("a stream with three copies has got no mark")
+	}
+	if err := scan(t.Context(), second, second.shards[0], func(f found) {
+		if strings.HasSuffix(f.subject, markSuffix) {
+			t.Errorf("a mark counts as a record: %s", f.subject)
+		}
+	}); err != nil {
+		t.Error(err)
 	}
 }

@@ -27,7 +27,7 @@ type found struct {
 func (j *Journal) recover(ctx context.Context) error {
 	var all []found
 	for i, s := range j.shards {
-		if err := scan(ctx, s, func(f found) { f.shard = int32(i); all = append(all, f) }); err != nil {
+		if err := scan(ctx, j, s, func(f found) { f.shard = int32(i); all = append(all, f) }); err != nil {
 			return err
 		}
 	}
@@ -148,8 +148,33 @@ func names(subject string) (function, id string, err error) {
 	return function, id, err
 }
 
+// markSuffix ends the subject of a mark: a message that only says how far a server has to read. No
+// record has such a subject, in no release.
+const markSuffix = ".scan.mark.end"
+
+// markWait is how long a server may lag behind.
+const markWait = 30 * time.Second
+
+// mark stores a mark in a stream with several copies, and returns its sequence. A consumer reads the
+// copy of any server, which may not have the newest messages yet, nor the newest deletions. Once it
+// has the mark, it has had all that was stored before. If mark fails, it returns 0.
+func mark(ctx context.Context, j *Journal, s jetstream.Stream) uint64 {
+	if j.cfg.Disk.cluster == nil || s.CachedInfo() == nil || s.CachedInfo().Config.Replicas < 2 {
+		return 0
+	}
+	subject := strings.TrimSuffix(s.CachedInfo().Config.Subjects[0], ".>") + markSuffix
+	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
+	defer cancel()
+	ack, err := j.js.Publish(ctx, subject, nil)
+	if err != nil {
+		j.log.Warn("a stream takes no mark, so its newest messages may be overlooked until the next start", "subject", subject, "error", err)
+		return 0
+	}
+	return ack.Sequence
+}
+
 // scan calls f with each message of a stream, in order.
-func scan(ctx context.Context, s jetstream.Stream, f func(found)) error {
+func scan(ctx context.Context, j *Journal, s jetstream.Stream, f func(found)) error {
 	var old []string
 	list := s.ConsumerNames(ctx)
 	for name := range list.Name() {
@@ -163,6 +188,7 @@ func scan(ctx context.Context, s jetstream.Stream, f func(found)) error {
 			return err
 		}
 	}
+	last := mark(ctx, j, s)
 	info, err := s.Info(ctx)
 	if err != nil || info.State.Msgs == 0 {
 		return err
@@ -173,8 +199,17 @@ func scan(ctx context.Context, s jetstream.Stream, f func(found)) error {
 	if err != nil {
 		return err
 	}
-	if err := readAll(ctx, c, info.State.Msgs, f); err != nil {
+	if err := readAll(ctx, c, info.State.Msgs, last, func(one found) {
+		if !strings.HasSuffix(one.subject, markSuffix) {
+			f(one)
+		}
+	}); err != nil {
 		return err
+	}
+	if last > 0 {
+		if err := s.Purge(ctx, jetstream.WithPurgeSubject(strings.TrimSuffix(info.Config.Subjects[0], ".>")+markSuffix)); err != nil {
+			j.log.Warn("a mark stays in a stream; the next start deletes it", "stream", info.Config.Name, "error", err)
+		}
 	}
 	return s.DeleteConsumer(ctx, c.CachedInfo().Name)
 }
@@ -186,8 +221,10 @@ const (
 	consumerAgain = 50 * time.Millisecond
 )
 
-// readAll calls f with the messages of a consumer, of which left are stored.
-func readAll(ctx context.Context, c jetstream.Consumer, left uint64, f func(found)) error {
+// readAll calls f with the messages of a consumer, of which left are stored, and up to the sequence
+// last, if that is not 0.
+func readAll(ctx context.Context, c jetstream.Consumer, left, last uint64, f func(found)) error {
+	seen := uint64(0)
 	for begun := time.Now(); left > 0; {
 		batch, err := c.Fetch(int(min(left, 1000)), jetstream.FetchMaxWait(10*time.Second))
 		if err != nil {
@@ -201,6 +238,7 @@ func readAll(ctx context.Context, c jetstream.Consumer, left uint64, f func(foun
 			}
 			f(one)
 			got++
+			seen = one.seq
 		}
 		switch err := batch.Error(); {
 		case errors.Is(err, nats.ErrNoResponders) && time.Since(begun) < consumerWait:
@@ -211,13 +249,17 @@ func readAll(ctx context.Context, c jetstream.Consumer, left uint64, f func(foun
 			}
 		case err != nil:
 			return fmt.Errorf("%d messages were not read: %w", left, err)
-		case got == 0:
+		case got == 0 && seen >= last:
 			if now, err := c.Info(ctx); err == nil && now.NumPending == 0 {
 				return nil // another process has deleted the others meanwhile
 			}
 			return fmt.Errorf("%d messages were not read: %w", left, context.DeadlineExceeded)
+		case got == 0 && time.Since(begun) > markWait:
+			return fmt.Errorf("the server that reads lags behind: it has no message %d after %v", last, markWait)
 		}
-		left -= min(left, got)
+		if left -= min(left, got); left == 0 && seen < last {
+			left = 1
+		}
 	}
 	return nil
 }

@@ -510,7 +510,7 @@ func TestReadAllWaitsForItsConsumer(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := 0
-		err = readAll(t.Context(), &lateConsumer{c, 2, fault}, 3, func(found) { n++ })
+		err = readAll(t.Context(), &lateConsumer{c, 2, fault}, 3, 0, func(found) { n++ })
 		return n, errors.Join(err, j.shards[0].DeleteConsumer(t.Context(), c.CachedInfo().Name))
 	}
 	if n, err := read(nats.ErrNoResponders); n != 3 || err != nil {

@@ -160,7 +160,7 @@ func TestWithdrawalIsDeletedWithItsRecord(t *testing.T) {
 		t.Fatalf("got %v, want ErrStopped", err)
 	}
 	var all []found
-	if err := scan(t.Context(), stream, func(f found) { all = append(all, f) }); err != nil || len(all) != 2 {
+	if err := scan(t.Context(), j, stream, func(f found) { all = append(all, f) }); err != nil || len(all) != 2 {
 		t.Fatalf("the stream has %d states, %v; want the record and its withdrawal", len(all), err)
 	}
 	all[1].at = all[0].at.Add(-time.Second)

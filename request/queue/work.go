@@ -130,8 +130,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 	if m == nil {
 		var err error
 		if m, err = j.load(ctx, j.shards[it.shard], it.seq); errors.Is(err, jetstream.ErrMsgNotFound) {
-			logMissing(j, it)
-			return state{gone: true}
+			return missing(ctx, j, back)
 		} else if err != nil && m == nil {
 			j.log.Warn("failed to read a record; trying again", "function", it.account.function, "error", err)
 			back.at = time.Now().Add(time.Second)
