@@ -36,7 +36,8 @@ const holds = 6
 // of them. No request may fail that a client tries twice, and no async request may be lost.
 func TestLoad(t *testing.T) { underLoad(t, "process") }
 
-// TestLoadInPods is TestLoad with functions in pods of their own, which are evicted and deleted, too.
+// TestLoadInPods is TestLoad with functions in pods of their own. Some of these are evicted and
+// deleted, too.
 func TestLoadInPods(t *testing.T) { underLoad(t, "pod") }
 
 func underLoad(t *testing.T, runtime string) {

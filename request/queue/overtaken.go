@@ -52,9 +52,9 @@ func reread(ctx context.Context, j *Journal, from state, m *message) state {
 	return from
 }
 
-// missing returns the next state of a record whose state is is not in the stream any more. If
-// another process has ended the record, it is gone. But a process that was overtaken may have stored
-// the record's next state after this process had read the stream, and may have ended then.
+// missing returns the next state of a record whose known state, is, was deleted from the stream. If
+// another process has ended the record, the record is gone. But an overtaken process may have stored
+// the next state after this process had read the stream, and may have ended then.
 func missing(ctx context.Context, j *Journal, is state) state {
 	if j.cfg.Disk.cluster != nil {
 		next, err := successor(ctx, j, is.item)

@@ -155,9 +155,9 @@ const markSuffix = ".scan.mark.end"
 // markWait is how long a server may lag behind.
 const markWait = 30 * time.Second
 
-// mark stores a mark in a stream with several copies, and returns its sequence. A consumer reads the
-// copy of any server, which may not have the newest messages yet, nor the newest deletions. Once it
-// has the mark, it has had all that was stored before. If mark fails, it returns 0.
+// mark stores a mark in a stream with several copies, and returns its sequence. A consumer reads
+// the copy of any server, which may lack the newest messages and the newest deletions for a while.
+// Once that copy has the mark, it has had all that was stored before. If mark fails, it returns 0.
 func mark(ctx context.Context, j *Journal, s jetstream.Stream) uint64 {
 	if j.cfg.Disk.cluster == nil || s.CachedInfo() == nil || s.CachedInfo().Config.Replicas < 2 {
 		return 0
