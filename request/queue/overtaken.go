@@ -53,8 +53,8 @@ func reread(ctx context.Context, j *Journal, from state, m *message) state {
 }
 
 // missing returns the next state of a record whose known state, is, was deleted from the stream. If
-// another process has ended the record, the record is gone. But an overtaken process may have stored
-// the next state after this process had read the stream, and may have ended then.
+// another process has ended the record, the record is gone. But an overtaken process may have
+// stored the next state after this process had read the stream, and may have ended then.
 func missing(ctx context.Context, j *Journal, is state) state {
 	if j.cfg.Disk.cluster != nil {
 		next, err := successor(ctx, j, is.item)

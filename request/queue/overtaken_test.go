@@ -244,8 +244,8 @@ func TestStopTakesTasksOnTheirWay(t *testing.T) {
 }
 
 // TestOvertakenProcessLeavesItsLastState has a process store the next state of a record after
-// another process has read the stream. It ends before it has delivered the result. The other process
-// must deliver it.
+// another process has read the stream. It ends before it has delivered the result. The other
+// process must deliver it.
 func TestOvertakenProcessLeavesItsLastState(t *testing.T) {
 	t.Parallel()
 	of := natstest.Start(t, 1)
