@@ -1,15 +1,19 @@
 package queue
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // TestStreamsFollowTheKeys starts servers with and without keys on one folder. Each server finds
@@ -71,6 +75,12 @@ func TestStreamsOfKeysAreOpenedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 2 {
+		// nats-server writes what this goroutine of it reads at its start. If the machine is so busy
+		// that it has not started yet, the race detector reports that.
+		proctest.Until(t, "the server to read its queues", func() bool {
+			stacks := make([]byte, 1<<20)
+			return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte(".processJSAPIRoutedRequests("))
+		})
 		if failed, missing := s.reopen(); failed != nil || missing != nil {
 			t.Fatalf("reopen %d: %v, %v", i, failed, missing)
 		}
