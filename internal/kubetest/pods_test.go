@@ -28,7 +28,7 @@ func TestPods(t *testing.T) {
 	c := Start(t, Options{Nodes: 2})
 	c.Kubectl("create", "namespace", "openfaas-fn")
 	c.Kubectl("label", "namespace", "openfaas-fn", "pod-security.kubernetes.io/enforce=restricted")
-	i := install(t, c, "--set", "keysManager.runtime=pod,keysManager.ort=/usr/lib/stagecoach/libonnxruntime.so.1,keysManager.logLevel=debug")
+	i := install(t, c, "--set", "keysManager.runtime=pod,keysManager.ort=/usr/lib/stagecoach/libonnxruntime.so.1")
 	noop := c.Stage("noop:1", map[string]string{"/stage": proctest.Built(t, "functions", "noop")})
 	model := c.Stage("model:1", map[string]string{"/stage": proctest.Built(t, "functions", "onnx"), "/model.onnx": proctest.Built(t, "models", "minilm", "whole.onnx")}, "STAGECOACH_MODEL=model.onnx")
 	stack := filepath.Join(i.dir, "stack.yml")
@@ -37,14 +37,44 @@ func TestPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log(i.stagecoach("deploy", "-f", stack, "--wait"))
-	t.Log(i.stagecoach("describe", "noop"))
-	t.Log(i.stagecoach("describe", "model"))
-	t.Log(c.Kubectl("logs", "-n", "faas", "-l", "app.kubernetes.io/component=keysmanager", "--tail=-1", "--prefix"))
-	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.generation} {.status.observedGeneration} {.spec.containers[0].resources} {.status.containerStatuses[0].resources} {.status.conditions}{"\n"}{end}`))
-	t.Log(c.Kubectl("get", "pods", "-n", "openfaas-fn", "-o", "wide", "--show-labels"))
+	i.sharesPods(4)
 	answer := i.ask("noop", "hello")
-	t.Log(answer)
+	if want := "200 hello<nil>"; answer != want {
+		t.Errorf("noop answers %q, want %q", answer, want)
+	}
 	i.owned("noop", answer)
 	t.Run("admission", i.daemonsReachOwnMachine)
 	t.Run("http", i.speaksHTTP)
+}
+
+// sharesPods checks that the model has one pod per machine, in which its replicas there are forks,
+// n in all, and that each pod has been resized for them.
+func (i *installed) sharesPods(n int) {
+	i.t.Helper()
+	i.Await("a pod per machine with forks", func() (string, bool) {
+		described := i.stagecoach("describe", "model")
+		pods := i.list("pods", `{range .items[*]}{.spec.nodeName} {.spec.containers[0].resources.limits.cpu} {.spec.containers[0].resources.limits.memory}{"\n"}{end}`,
+			"-n", "openfaas-fn", "-l", "faas_function=model")
+		seen, all := described+pods, 0
+		for line := range strings.Lines(pods) {
+			var machine, cpu string
+			var memory int64
+			if _, err := fmt.Sscan(line, &machine, &cpu, &memory); err != nil {
+				return seen + err.Error(), false // not resized yet
+			}
+			here := 0
+			for replica := range strings.Lines(described) {
+				if strings.Contains(replica, " on "+machine+"-") && strings.Contains(replica, ": ready, fork,") {
+					here++
+				}
+			}
+			// Each replica has limits of 500m and 200 MiB.
+			if strings.Count(pods, machine+" ") != 1 || cpu != fmt.Sprintf("%dm", 100+500*here) || memory < int64(here)*200<<20 {
+				return seen, false
+			}
+			all += here
+		}
+		return seen, all == n
+	})
+	i.Took("forks in pods")
 }

@@ -47,8 +47,8 @@ type Usage struct {
 // in it: a zygote and its forks, or a process without forks. Before a fork, the pod gets the fork's
 // share in addition; when the fork has ended, the pod loses it.
 //
-// The limits of a pod hold for its processes together. A cluster that cannot resize pods leaves
-// them without limits, which is logged once.
+// The limits of a pod hold for its processes together. If the cluster cannot resize pods, they keep
+// what they have, and Groups logs that.
 type Groups struct {
 	cfg GroupsConfig
 
@@ -65,6 +65,7 @@ func NewGroups(cfg GroupsConfig) *Groups {
 // family is a pod and the shares of its processes. The mutex of Groups guards it, but for turn.
 type family struct {
 	of              *Groups
+	key             string // of Groups.families
 	namespace, name string
 	members         map[string]*Share
 	wanted, applied int            // versions of members
@@ -119,7 +120,7 @@ func (g *Groups) Create(name, function string, l Limits) (*Share, error) {
 	g.mu.Lock()
 	s.of = g.families[key]
 	if s.of == nil {
-		s.of = &family{of: g, namespace: namespace, name: podName(short, key), members: map[string]*Share{}, has: kube.Resources{Requests: firstRequests}}
+		s.of = &family{of: g, key: key, namespace: namespace, name: podName(short, key), members: map[string]*Share{}, has: kube.Resources{Requests: firstRequests}}
 		g.families[key] = s.of
 	}
 	s.of.members[name] = s
@@ -308,8 +309,8 @@ func (f *family) resources() kube.Resources {
 }
 
 // Files returns a pipe in place of files of cgroups. From it, the share learns its process: whoever
-// moves a process into a group writes the number of the process. A process that enters by
-// itself writes 0, and is not measured. The caller closes the file.
+// moves a process into a group writes the number of the process. A process that enters by itself
+// writes 0, and is not measured. The caller closes the file.
 func (s *Share) Files() ([]*os.File, error) {
 	if s.of == nil {
 		return nil, nil
@@ -411,11 +412,7 @@ func (s *Share) drop() (last bool) {
 	delete(s.of.members, s.name)
 	s.of.wanted++
 	if s.of.runs = s.of.runs && !s.first; s.first || len(s.of.members) == 0 { // the pod goes, too
-		for key, f := range g.families {
-			if f == s.of {
-				delete(g.families, key)
-			}
-		}
+		delete(g.families, s.of.key)
 	}
 	return s.first || len(s.of.members) == 0
 }
