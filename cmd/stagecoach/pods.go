@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -18,7 +20,7 @@ import (
 
 // podsConfig says where a daemon makes pods of functions.
 type podsConfig struct {
-	api, image, machine, namespaces, folder, pullSecrets, installation string
+	api, image, machine, namespaces, folder, pullSecrets, tolerations, installation string
 }
 
 // flags returns the flags of c's fields.
@@ -36,6 +38,7 @@ func (c *podsConfig) flags() []struct {
 		{"pod-namespaces", "namespaces of functions that are namespaces of Kubernetes, in which pods are made, with commas between", &c.namespaces},
 		{"pod-folder", "folder in which the kubelet has the volumes of pods", &c.folder},
 		{"pod-installation", "name of this release of Stagecoach, which no other one has in those namespaces", &c.installation},
+		{"pod-tolerations", "tolerations of pods of functions, as a JSON array", &c.tolerations},
 		{"pod-pull-secrets", "Secrets in those namespaces for registries, with commas between", &c.pullSecrets},
 	}
 }
@@ -144,9 +147,13 @@ func (c *podsConfig) open(ctx context.Context, labels map[string]string, log *sl
 	if err != nil {
 		return nil, fmt.Errorf("runtime pod: %w", err)
 	}
+	var tolerations []map[string]any
+	if err := json.Unmarshal([]byte(cmp.Or(c.tolerations, "[]")), &tolerations); err != nil {
+		return nil, fmt.Errorf("--pod-tolerations: %w, want a JSON array of objects", err)
+	}
 	r, err := pods.Open(pods.Config{
 		Cluster: client, Machine: c.machine, Namespaces: parts(c.namespaces), Named: keyParts, Image: c.image, Init: filepath.Join(filepath.Dir(self), "stagecoach-init"),
-		Folder: c.folder, Installation: c.installation, PullSecrets: parts(c.pullSecrets), Labels: labels, Run: os.Getenv(pods.EnvRun), Log: log,
+		Folder: c.folder, Installation: c.installation, PullSecrets: parts(c.pullSecrets), Tolerations: tolerations, Labels: labels, Run: os.Getenv(pods.EnvRun), Log: log,
 	})
 	if err != nil {
 		return nil, err

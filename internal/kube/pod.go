@@ -46,19 +46,16 @@ type Owner struct {
 type PodSpec struct {
 	Affinity        any              `json:"affinity,omitempty"`
 	Tolerations     []map[string]any `json:"tolerations,omitempty"`
-	ServiceAccount  string           `json:"serviceAccountName,omitempty"`
 	MountAccount    *bool            `json:"automountServiceAccountToken,omitempty"`
 	ServiceLinks    *bool            `json:"enableServiceLinks,omitempty"`
 	RestartPolicy   string           `json:"restartPolicy,omitempty"`
 	Grace           *int64           `json:"terminationGracePeriodSeconds,omitempty"`
-	PriorityClass   string           `json:"priorityClassName,omitempty"`
 	RuntimeClass    string           `json:"runtimeClassName,omitempty"`
 	PullSecrets     []map[string]any `json:"imagePullSecrets,omitempty"`
 	InitContainers  []Container      `json:"initContainers,omitempty"`
 	Containers      []Container      `json:"containers,omitempty"`
 	Volumes         []Volume         `json:"volumes,omitempty"`
 	SecurityContext map[string]any   `json:"securityContext,omitempty"`
-	NodeName        string           `json:"nodeName,omitempty"`
 }
 
 // Container is a container of a pod.
@@ -67,7 +64,6 @@ type Container struct {
 	Image           string         `json:"image,omitempty"`
 	PullPolicy      string         `json:"imagePullPolicy,omitempty"`
 	Command         []string       `json:"command,omitempty"`
-	Args            []string       `json:"args,omitempty"`
 	Mounts          []Mount        `json:"volumeMounts,omitempty"`
 	Resources       Resources      `json:"resources,omitzero"`
 	Resize          []ResizeRule   `json:"resizePolicy,omitempty"`

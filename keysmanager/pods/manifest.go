@@ -89,7 +89,7 @@ func (r *Runtime) pod(c sandbox.Command, o sandbox.Outline, namespace string) ku
 			Labels: map[string]string{LabelFunction: labelValue(function), LabelMachine: r.cfg.Machine, LabelInstallation: r.cfg.Installation, LabelReplica: labelValue(r.label(c, sandbox.LabelReplica)), labelOwner: r.owner, labelManaged: "stagecoach"},
 		},
 		Spec: kube.PodSpec{
-			Affinity: onMachine(r.cfg.Machine), MountAccount: &no, ServiceLinks: &no, RestartPolicy: "Never", Grace: &seconds, RuntimeClass: c.Options.Class,
+			Affinity: onMachine(r.cfg.Machine), MountAccount: &no, ServiceLinks: &no, RestartPolicy: "Never", Grace: &seconds, RuntimeClass: c.Options.Class, Tolerations: r.cfg.Tolerations,
 			SecurityContext: map[string]any{"seccompProfile": map[string]any{"type": "RuntimeDefault"}},
 		},
 	}

@@ -15,7 +15,7 @@ import (
 // manifest returns the pod of a command, and the same as text.
 func manifest(t *testing.T, c sandbox.Command, o sandbox.Outline) (kube.Pod, string) {
 	t.Helper()
-	r := &Runtime{cfg: Config{Named: named, Machine: "m", Image: "ours", Init: "/bin/stagecoach-init", Labels: map[string]string{sandbox.LabelFunction: "web.fn", sandbox.LabelReplica: "web-abcde"}}, owner: "run"}
+	r := &Runtime{cfg: Config{Named: named, Machine: "m", Image: "ours", Init: "/bin/stagecoach-init", PullSecrets: []string{"pull"}, Tolerations: []map[string]any{{"key": "gpu", "operator": "Exists"}}, Labels: map[string]string{sandbox.LabelFunction: "web.fn", sandbox.LabelReplica: "web-abcde"}}, owner: "run"}
 	p := r.pod(c, o, "fn")
 	b, err := json.Marshal(p)
 	if err != nil {
@@ -47,6 +47,11 @@ func TestPodOfAnImageHasItsUser(t *testing.T) {
 		}[what]
 		if got != want {
 			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	for _, part := range []string{`"imagePullSecrets":[{"name":"pull"}]`, `"tolerations":[{"key":"gpu","operator":"Exists"}]`} {
+		if !strings.Contains(text, part) {
+			t.Errorf("the pod lacks %s: %s", part, text)
 		}
 	}
 	if strings.Contains(text, `"add":`) || strings.Contains(text, "hostPath") || !main.Mounts[0].ReadOnly {

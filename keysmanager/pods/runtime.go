@@ -36,6 +36,8 @@ type Config struct {
 	Folder     string // in which the kubelet of this machine has the folders of pods
 	// PullSecrets are Secrets of the namespaces, for the registries of images.
 	PullSecrets []string
+	// Tolerations let the pods run on machines with taints, as those of the daemon do.
+	Tolerations []map[string]any
 	// Labels are those of all Commands, in addition to a Command's own. With Labels, the Runtime is a
 	// watchdog's.
 	Labels map[string]string
